@@ -1,0 +1,1 @@
+"""What survives: model folders on disk."""

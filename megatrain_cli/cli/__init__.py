@@ -1,0 +1,1 @@
+"""The conversation: one file a command."""

@@ -1,0 +1,1 @@
+"""What the model learns from: rows, tokens, labels, order."""

@@ -1,0 +1,99 @@
+"""Every error a user can meet, as one tree: what is wrong, with the numbers; then what to do.
+
+MegatrainError            exit code
+├── ConfigError           1   the config file or an override is wrong
+├── DataError             1   a data file or a row cannot be used
+├── ModelError            1   a model folder or architecture cannot be trained
+├── PlanError             1   the run does not fit the machine
+├── CorruptError          3   a file is damaged
+├── IncompatibleError     4   a file is whole, but made for something else
+├── NoCheckpointError     5   nothing to resume from
+├── LockedError           6   another process owns the run folder
+├── StorageError          7   the disk refused a write
+├── NumericsError         8   a loss or a gradient is not finite
+├── DeviceError           9   the GPU or its driver failed
+├── InternalError        70   a bug in this program: the one error shown with its traceback
+└── Stopped              75   stopped on request; the run can go on later
+"""
+
+from collections.abc import Sequence
+
+
+class MegatrainError(Exception):
+    """Base of all errors that are shown to the user as one clear line."""
+
+    exit_code = 1
+
+
+class ConfigError(MegatrainError):
+    """The config is wrong. Carries every problem found, each `file:line: key: problem`."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class DataError(MegatrainError):
+    """A data file or one of its rows cannot be used; names file, line and reason."""
+
+
+class ModelError(MegatrainError):
+    """A model folder is incomplete, or its architecture is not one that was proved."""
+
+
+class PlanError(MegatrainError):
+    """The run does not fit the machine; carries the missing bytes and what to change."""
+
+
+class CorruptError(MegatrainError):
+    """A file on disk is damaged."""
+
+    exit_code = 3
+
+
+class IncompatibleError(MegatrainError):
+    """A file on disk is whole, but belongs to another format, model or version."""
+
+    exit_code = 4
+
+
+class NoCheckpointError(MegatrainError):
+    """There is no checkpoint to resume from."""
+
+    exit_code = 5
+
+
+class LockedError(MegatrainError):
+    """Another process is using the run folder."""
+
+    exit_code = 6
+
+
+class StorageError(MegatrainError):
+    """A write to disk failed: full, read-only, or broken."""
+
+    exit_code = 7
+
+
+class NumericsError(MegatrainError):
+    """A loss or a gradient is not finite. No update was applied for that step."""
+
+    exit_code = 8
+
+
+class DeviceError(MegatrainError):
+    """The GPU, its driver or its memory failed."""
+
+    exit_code = 9
+
+
+class InternalError(MegatrainError):
+    """An invariant of this program broke; never the user's fault. Shown with its traceback."""
+
+    exit_code = 70
+
+
+class Stopped(MegatrainError):
+    """The run stopped because it was asked to, after a whole step."""
+
+    exit_code = 75

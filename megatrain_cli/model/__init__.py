@@ -1,0 +1,1 @@
+"""What is trained: names, shapes, layouts, and a model's own layers without weights."""

@@ -1,0 +1,87 @@
+"""Names, shapes and order of a model's parameters; no tensors.
+
+A model is a sequence of *layers* in order of first use: the embedding (`embed`), the decoder
+layers (`layer-00000`, ...), the head (`head`: final norm and LM head). Each has one tile in the
+store, one shard on disk and one turn on the device.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """One parameter: its full Hugging Face name and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One layer of the sequence and the parameters that it owns.
+
+    Attributes:
+        name: `embed`, `layer-00012` or `head`.
+        kind: Layers of one kind have the same module class and parameter shapes. Kinds decide
+            sizes and how often a compile is needed, never correctness.
+        params: Owned parameters, in the module's order. A tied weight is owned by `embed` alone.
+        prefix: The module's dotted path (`model.layers.12`), empty for `embed` and `head`.
+    """
+
+    name: str
+    kind: str
+    params: tuple[ParamSpec, ...]
+    prefix: str = ""
+
+    @property
+    def numel(self) -> int:
+        """Number of parameters, without alignment."""
+        return sum(p.numel for p in self.params)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder-only language model as a sequence of layers.
+
+    Attributes:
+        architecture: Hugging Face class name, such as `LlamaForCausalLM`.
+        layers: `embed`, the decoder layers, `head`.
+        tied: Names of parameters in `embed` that the head uses too (tied embeddings).
+        has_dropout: Whether the config asks for dropout anywhere.
+        max_positions: Longest sequence that the model defines positions for; None if unbounded.
+    """
+
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    layers: tuple[LayerSpec, ...]
+    tied: tuple[str, ...]
+    has_dropout: bool
+    max_positions: int | None
+
+    @property
+    def embed(self) -> LayerSpec:
+        """The first layer."""
+        return self.layers[0]
+
+    @property
+    def head(self) -> LayerSpec:
+        """The last layer."""
+        return self.layers[-1]
+
+    @property
+    def decoder_layers(self) -> tuple[LayerSpec, ...]:
+        """All layers between embedding and head."""
+        return self.layers[1:-1]
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Number of parameters; a tied weight counts once."""
+        return sum(layer.numel for layer in self.layers)

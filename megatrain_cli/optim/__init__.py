@@ -1,0 +1,1 @@
+"""How parameters change: learning rate, clipping, AdamW on tiles."""

@@ -1,0 +1,1 @@
+"""How layers pass through the device: the schedule, its proof, its execution."""

@@ -1,0 +1,1 @@
+"""Whether a run fits, and what it will hold."""

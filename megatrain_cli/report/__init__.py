@@ -1,0 +1,1 @@
+"""What happened: records, journal, console."""

@@ -1,0 +1,1 @@
+"""Where the parameters live: host memory, one tile a layer."""

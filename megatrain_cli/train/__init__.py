@@ -1,0 +1,1 @@
+"""The run: live objects, the loop, stopping."""

@@ -1,0 +1,40 @@
+"""Bytes, counts and seconds as text. Numbers stay `int` and `float` everywhere else."""
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def show_bytes(num_bytes: int) -> str:
+    """`1536` -> `1.5 KiB`; the unit is the largest that keeps the number at least 1."""
+    for size, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(num_bytes) >= size:
+            value = num_bytes / size
+            return f"{value:.2f} {name}" if abs(value) < 10 else f"{value:.1f} {name}"
+    return f"{num_bytes} B"
+
+
+def show_count(count: int) -> str:
+    """`134515008` -> `134.5M`."""
+    for size, name in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if abs(count) >= size:
+            return f"{count / size:.4g}{name}"
+    return str(count)
+
+
+def show_seconds(seconds: float) -> str:
+    """`95.2` -> `1m35s`; `0.0123` -> `12.3 ms`."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m"
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
