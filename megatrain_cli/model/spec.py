@@ -55,6 +55,7 @@ class ModelSpec:
         layers: `embed`, the decoder layers, `head`.
         tied: Names of parameters in `embed` that the head uses too (tied embeddings).
         has_dropout: Whether the config asks for dropout anywhere.
+        num_heads: Attention heads of a layer, for memory estimates.
         max_positions: Longest sequence that the model defines positions for; None if unbounded.
     """
 
@@ -65,6 +66,7 @@ class ModelSpec:
     tied: tuple[str, ...]
     has_dropout: bool
     max_positions: int | None
+    num_heads: int
 
     @property
     def embed(self) -> LayerSpec:

@@ -1,0 +1,140 @@
+"""Write a run's weights as a plain Hugging Face folder, whole or not at all.
+
+One safetensors file a layer, an index, and every other file of the source folder as it was. The
+folder is written under a temporary name, synced and renamed: a folder with its final name is
+complete.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from megatrain_cli.errors import NumericsError, StorageError
+from megatrain_cli.store.master import LayerTile, MasterStore
+from megatrain_cli.units import show_bytes
+
+INDEX = "model.safetensors.index.json"
+
+# Weights in any form stay behind; they are what was trained.
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+
+
+def weights_bytes(store: MasterStore) -> int:
+    """Bytes of the weight files, headers aside."""
+    return sum(
+        tile.layout.layer.numel * tile.weights.element_size() for tile in store.tiles
+    )
+
+
+def check_room(folder: Path, num_bytes: int) -> None:
+    """Refuse a disk that cannot hold the weights, before the first step and not after the last.
+
+    Raises:
+        StorageError: The folder cannot be made or written, or has too little room.
+    """
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"x")
+        probe.unlink()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written: {error.strerror or error}.") from error
+    if free < num_bytes:
+        raise StorageError(
+            f"{folder} has {show_bytes(free)} free and the weights need {show_bytes(num_bytes)}. "
+            "Make room, or set `train.output_dir` to another disk."
+        )
+
+
+def save_model_folder(store: MasterStore, source: Path, target: Path) -> int:
+    """Write all weights to `target`; no tile may change meanwhile.
+
+    Args:
+        store: Whose weights, in the compute dtype.
+        source: Folder that the model's config and tokenizer came from.
+        target: Folder to make; must not exist.
+
+    Returns:
+        Bytes of the weight files.
+
+    Raises:
+        NumericsError: A weight is not finite; nothing is left behind.
+        StorageError: The disk refused; nothing is left behind.
+    """
+    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        weight_map: dict[str, str] = {}
+        total = 0
+        for tile in store.tiles:
+            name = f"model-{tile.layout.layer.name}.safetensors"
+            tensors = _weights(tile)
+            save_file(tensors, temporary / name, metadata={"format": "pt"})
+            weight_map |= dict.fromkeys(tensors, name)
+            total += sum(t.numel() * t.element_size() for t in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (temporary / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        _copy_rest(source, temporary, store.tiles[0].weights.dtype)
+        _sync(temporary.iterdir())
+        _sync([temporary])
+        temporary.rename(target)
+        _sync([target.parent])
+    except OSError as error:
+        raise StorageError(
+            f"Writing {target} failed: {error.strerror or error}. Nothing was left there; make "
+            f"room for {show_bytes(weights_bytes(store))} and run again."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return total
+
+
+def _weights(tile: LayerTile) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for entry in tile.layout.entries:
+        tensor = tile.view(entry.param.name)
+        if not torch.isfinite(tensor).all():
+            raise NumericsError(
+                f"{entry.param.name} has values that are not finite; the weights were not written."
+            )
+        tensors[entry.param.name] = tensor
+    return tensors
+
+
+def _copy_rest(source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Tokenizer, templates, generation config and licence byte for byte; config with its dtype."""
+    for path in sorted(source.iterdir()):
+        if path.name == "config.json":
+            _write_config(path, target / path.name, str(dtype).removeprefix("torch."))
+        elif path.is_file() and not _is_weights(path):
+            shutil.copyfile(path, target / path.name)
+
+
+def _is_weights(path: Path) -> bool:
+    return path.suffix in _WEIGHT_SUFFIXES or path.name.endswith(".index.json")
+
+
+def _write_config(source: Path, target: Path, dtype: str) -> None:
+    config = json.loads(source.read_text(encoding="utf-8"))
+    if config.get("dtype", config.get("torch_dtype")) == dtype:
+        shutil.copyfile(source, target)
+        return
+    config.pop("torch_dtype", None)
+    config["dtype"] = dtype
+    target.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _sync(paths: Iterable[Path]) -> None:
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

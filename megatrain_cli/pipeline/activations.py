@@ -1,0 +1,59 @@
+"""Hidden states on their way: layer inputs, the gradient coming back, and kept graphs.
+
+All buffers are allocated once, for the longest rows; a micro-batch of shorter rows uses the front
+of each. They are filled by copies, so the caching allocator's memory never crosses a stream.
+"""
+
+import math
+
+import torch
+
+from megatrain_cli.pipeline.ops import Buffer, Kind, Op
+from megatrain_cli.plan.tiles import PAGE_BYTES
+from megatrain_cli.store.arena import Arena
+from megatrain_cli.units import round_up
+
+
+class HiddenBuffers:
+    """One buffer of `max_elements` for each `input`, `ring` and `output_gradient` of a schedule.
+
+    With offloading, each `host_input` has a host twin, page-locked on a CUDA device.
+    """
+
+    def __init__(
+        self, ops: tuple[Op, ...], max_elements: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        touched = sorted({b for op in ops for b in (*op.reads, *op.writes)})
+        on_device = [b for b in touched if b.kind in ("input", "ring", "output_gradient")]
+        on_device = [b for b in on_device if b.kind != "input" or b.index > 0]
+        self._flat = {b: torch.zeros(max_elements, dtype=dtype, device=device) for b in on_device}
+        self._arena: Arena | None = None
+        offloaded = [b for b in touched if b.kind == "host_input"]
+        if offloaded:
+            num_bytes = max_elements * dtype.itemsize
+            self._arena = Arena(len(offloaded) * round_up(num_bytes, PAGE_BYTES))
+            for buffer in offloaded:
+                cut = self._arena.take(num_bytes)
+                if device.type == "cuda":
+                    self._arena.register(cut)
+                self._flat[buffer] = cut.view(dtype)
+        self._shape: tuple[int, ...] = ()
+
+    def use_shape(self, shape: tuple[int, ...]) -> None:
+        """The `(B, T, D)` of the micro-batches of this step."""
+        self._shape = shape
+
+    def __getitem__(self, buffer: Buffer) -> torch.Tensor:
+        """The buffer as `(B, T, D)`."""
+        return self._flat[buffer][: math.prod(self._shape)].view(self._shape)
+
+    def move(self, op: Op) -> None:
+        """Carry out an `OFFLOAD` or a `FETCH` on the current stream."""
+        assert op.kind in (Kind.OFFLOAD, Kind.FETCH)
+        self[op.writes[0]].copy_(self[op.reads[0]], non_blocking=True)
+
+    def close(self) -> None:
+        """Unlock and release host memory."""
+        self._flat.clear()
+        if self._arena is not None:
+            self._arena.close()

@@ -1,0 +1,119 @@
+"""Derive the waits of a schedule from what its ops read and write.
+
+Two ops conflict when they touch one buffer and at least one writes it. Conflicting ops on
+different lanes must be ordered, and an event is the only thing that orders lanes. Walking the list
+with vector clocks (Mattern, "Virtual Time and Global States of Distributed Systems", 1989), an op
+gets a wait only where its lane's history and its other waits do not imply the order already. So
+no wait is missing and none is idle.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from megatrain_cli.errors import InternalError
+from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Lane, Op
+
+# What has happened to a buffer, once an op of this kind is done with it.
+EVENT_NAMES = {
+    (Kind.STREAM_IN, "slot"): "weights_ready",
+    (Kind.FORWARD, "slot"): "buffer_free",
+    (Kind.LOSS, "slot"): "buffer_free",
+    (Kind.BACKWARD, "slot"): "buffer_free",
+    (Kind.LOSS, "device_gradient"): "backward_done",
+    (Kind.BACKWARD, "device_gradient"): "backward_done",
+    (Kind.STREAM_OUT, "device_gradient"): "grads_out",
+    (Kind.STREAM_OUT, "slab"): "grads_out",
+    (Kind.STREAM_OUT, "gradient"): "grads_out",
+    (Kind.STREAM_OUT, "totals"): "grads_out",
+    (Kind.ACCUMULATE, "slab"): "slab_free",
+    (Kind.UPDATE, "slab"): "slab_free",
+    (Kind.UPDATE, "weights"): "updated",
+    (Kind.UPDATE, "gradient"): "updated",
+    (Kind.CLIP, "totals"): "totals_read",
+    (Kind.FORWARD, "ring"): "input_ready",
+    (Kind.OFFLOAD, "ring"): "input_offloaded",
+    (Kind.OFFLOAD, "host_input"): "input_offloaded",
+    (Kind.FETCH, "ring"): "input_fetched",
+    (Kind.BACKWARD, "ring"): "input_free",
+}
+
+LANES = tuple(Lane)
+Clock = list[int]
+
+
+def join(clock: Clock, other: Clock) -> None:
+    """Learn everything `other` knows, in place."""
+    for i, count in enumerate(other):
+        clock[i] = max(clock[i], count)
+
+
+@dataclass
+class Touches:
+    """Who wrote a buffer last, and who has read it since: positions in the list of ops."""
+
+    writer: int | None = None
+    readers: list[int] = field(default_factory=list)
+
+    def before_read(self) -> list[int]:
+        """Ops that a new reader must follow."""
+        return [] if self.writer is None else [self.writer]
+
+    def before_write(self) -> list[int]:
+        """Ops that a new writer must follow."""
+        return [*self.before_read(), *self.readers]
+
+
+def add_waits(step: Sequence[Op]) -> tuple[Op, ...]:
+    """The same ops with the waits and records that order every conflict, across steps too.
+
+    Two steps are walked, one after the other; the waits of the second are the steady state's.
+    """
+    ops = [*step, *step]
+    clocks: list[Clock] = []
+    lane_clock: dict[Lane, Clock] = {lane: [0] * len(LANES) for lane in LANES}
+    touched: dict[Buffer, Touches] = {}
+    waits: list[list[Event]] = []
+    records: list[set[Event]] = [set() for _ in step]
+    for position, op in enumerate(ops):
+        lane = LANES.index(op.lane)
+        clock = list(lane_clock[op.lane])
+        waits.append([])
+        for earlier, buffer in sorted(_conflicts(op, touched), reverse=True):
+            other = ops[earlier]
+            other_lane = LANES.index(other.lane)
+            if clock[other_lane] >= clocks[earlier][other_lane]:
+                continue  # ordered already
+            event = _event(other, buffer)
+            waits[-1].append(event)
+            records[earlier % len(step)].add(event)
+            join(clock, clocks[earlier])
+        clock[lane] += 1
+        clocks.append(clock)
+        lane_clock[op.lane] = clock
+        for buffer in op.reads:
+            touched.setdefault(buffer, Touches()).readers.append(position)
+        for buffer in op.writes:
+            touched[buffer] = Touches(writer=position)
+    return tuple(
+        replace(op, waits=tuple(waits[len(step) + i]), records=tuple(sorted(records[i])))
+        for i, op in enumerate(step)
+    )
+
+
+def _conflicts(op: Op, touched: dict[Buffer, Touches]) -> set[tuple[int, Buffer]]:
+    """Earlier ops, by position, that this one must follow, each with the buffer they share."""
+    found = set()
+    for buffer in op.reads:
+        if buffer in touched:
+            found |= {(earlier, buffer) for earlier in touched[buffer].before_read()}
+    for buffer in op.writes:
+        if buffer in touched:
+            found |= {(earlier, buffer) for earlier in touched[buffer].before_write()}
+    return found
+
+
+def _event(op: Op, buffer: Buffer) -> Event:
+    try:
+        return Event(EVENT_NAMES[op.kind, buffer.kind], buffer)
+    except KeyError:
+        raise InternalError(f"no event says that {op.kind} is done with {buffer}") from None

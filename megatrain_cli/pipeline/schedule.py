@@ -1,0 +1,237 @@
+"""Build the ops of one optimizer step.
+
+Layer-major: every micro-batch passes through a layer while its weights are on the device, so
+weights cross the link twice and gradients once per step, whatever the accumulation count. The
+layers are visited `0, 1, ..., U-1` and back to 0; the last is the head, whose forward and backward
+are one op.
+
+Which op must wait for which is not written here but *derived* from what the ops read and write
+(`pipeline/hazards.py`), so a new op cannot forget a wait; `pipeline/verify.py` proves the result
+without knowing how it was made.
+"""
+
+from dataclasses import dataclass, field
+
+from megatrain_cli.pipeline.hazards import add_waits
+from megatrain_cli.pipeline.ops import Buffer, Kind, Op
+
+# Device gradient buffers: one is filled by backward while the other leaves for the host.
+GRADIENT_BUFFERS = 2
+
+
+@dataclass(frozen=True)
+class PipelineShape:
+    """Everything the order of a step depends on.
+
+    Attributes:
+        num_layers: Layers of the sequence, embedding and head included; at least 2.
+        num_slots: Device staging buffers, at least 1.
+        num_slabs: Pinned gradient slabs; 0 lets gradients land straight in their tiles, which
+            needs the tiles to be reachable by the link and deferred updates.
+        pieces: Slab-sized pieces of each layer's run; all 1 without slabs.
+        kept: Decoder layers whose activations are kept from forward to backward.
+        offload: Inputs of recomputed decoder layers wait in host memory for their backward.
+        eager: Each layer is updated from its slab as soon as its gradient has landed.
+        tied: The head also reads the embedding's weights.
+    """
+
+    num_layers: int
+    num_micro_batches: int
+    num_slots: int
+    num_slabs: int
+    pieces: tuple[int, ...]
+    kept: frozenset[int] = frozenset()
+    offload: bool = False
+    eager: bool = False
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse shapes no schedule exists for; the plan never makes one."""
+        assert self.num_layers >= 2
+        assert min(self.num_micro_batches, self.num_slots) >= 1
+        assert self.num_slabs >= 1 or not self.eager
+        assert len(self.pieces) == self.num_layers
+        assert self.kept <= set(range(1, self.num_layers - 1))
+
+    @property
+    def head(self) -> int:
+        """Index of the head."""
+        return self.num_layers - 1
+
+    @property
+    def visits(self) -> tuple[int, ...]:
+        """Layers in the order in which they compute: forward to the head, and back."""
+        return (*range(self.num_layers), *range(self.num_layers - 2, -1, -1))
+
+    def input_of(self, layer: int, micro_batch: int) -> Buffer:
+        """The device buffer that holds a layer's input."""
+        if self.offload and 1 <= layer < self.head and layer not in self.kept:
+            return Buffer("ring", layer % 2, micro_batch)
+        return Buffer("input", layer, micro_batch)
+
+
+def build_schedule(shape: PipelineShape) -> tuple[Op, ...]:
+    """The ops of one step, in the order in which they are issued, with waits and records."""
+    builder = _Builder(shape)
+    for visit, layer in enumerate(shape.visits):
+        builder.prefetch(visit - 1)
+        builder.compute(visit, layer)
+    builder.finish()
+    return add_waits(builder.ops)
+
+
+@dataclass
+class _Builder:
+    """Emits ops visit by visit and keeps track of what each slot and ring buffer holds."""
+
+    shape: PipelineShape
+    ops: list[Op] = field(default_factory=list)
+    slot_of_visit: dict[int, int] = field(default_factory=dict)
+    slot_layer: dict[int, int] = field(default_factory=dict)
+    slot_busy_until: dict[int, int] = field(default_factory=dict)
+    ring_layer: dict[int, int] = field(default_factory=dict)
+    next_stream_in: int = 0
+    next_fetch: int = 0
+    slabs_used: int = 0
+    gradients_used: int = 0
+
+    def prefetch(self, done: int) -> None:
+        """Stream in and fetch for coming visits, as far as memory freed by visit `done` allows."""
+        shape = self.shape
+        while self.next_stream_in < len(shape.visits):
+            visit, layer = self.next_stream_in, shape.visits[self.next_stream_in]
+            slot = self._slot_with(layer)
+            if slot is None:
+                slot = self._slot_to_fill(done, visit)
+                if slot is None:
+                    break
+                reads = [Buffer("weights", layer)]
+                if layer == shape.head and shape.tied:
+                    reads.append(Buffer("weights", 0))
+                self._emit(Kind.STREAM_IN, layer, reads=reads, writes=[Buffer("slot", slot)])
+                self.slot_layer[slot] = layer
+            self.slot_of_visit[visit] = slot
+            self.slot_busy_until[slot] = visit
+            self.next_stream_in += 1
+        self._fetch_inputs(done)
+
+    def compute(self, visit: int, layer: int) -> None:
+        """All micro-batches of one visit, and the way out of the gradient when it is complete."""
+        shape = self.shape
+        slot = Buffer("slot", self.slot_of_visit[visit])
+        backward = visit > shape.head
+        target = Buffer("device_gradient", self.gradients_used % GRADIENT_BUFFERS)
+        for mb in range(shape.num_micro_batches):
+            last = mb == shape.num_micro_batches - 1
+            gradient = [target] if last else []
+            above = Buffer("output_gradient", 0, mb)
+            source = shape.input_of(layer, mb)
+            if layer == shape.head:
+                self._emit(
+                    Kind.LOSS, layer, mb, last=last, reads=[slot, source], writes=[above, *gradient]
+                )
+            elif backward:
+                reads = [slot, source]
+                if layer not in shape.kept:
+                    self._emit(Kind.RECOMPUTE, layer, mb, reads=reads)
+                self._emit(
+                    Kind.BACKWARD, layer, mb, last=last, reads=reads, writes=[above, *gradient]
+                )
+            else:
+                result = shape.input_of(layer + 1, mb)
+                self._emit(Kind.FORWARD, layer, mb, reads=[slot, source], writes=[result])
+                self._offload(layer + 1, mb, result)
+        if layer == shape.head or backward:
+            self.gradients_used += 1
+            self._stream_out(layer, target)
+
+    def finish(self) -> None:
+        """Global norm, then (deferred) the updates in the order in which layers are needed."""
+        shape = self.shape
+        self._emit(Kind.CLIP, -1, reads=[Buffer("totals")], writes=[Buffer("coefficient")])
+        if not shape.eager:
+            for layer in range(shape.num_layers):
+                self._emit(
+                    Kind.UPDATE,
+                    layer,
+                    reads=[Buffer("gradient", layer), Buffer("coefficient")],
+                    writes=[Buffer("weights", layer)],
+                )
+
+    def _stream_out(self, layer: int, source: Buffer) -> None:
+        shape = self.shape
+        if not shape.num_slabs:
+            out = [Buffer("gradient", layer), Buffer("totals")]
+            self._emit(Kind.STREAM_OUT, layer, reads=[source], writes=out)
+            return
+        for piece in range(shape.pieces[layer]):
+            slab = Buffer("slab", self.slabs_used % shape.num_slabs)
+            self.slabs_used += 1
+            self._emit(
+                Kind.STREAM_OUT, layer, piece=piece, reads=[source], writes=[slab, Buffer("totals")]
+            )
+            kind, result = Kind.ACCUMULATE, Buffer("gradient", layer)
+            if shape.eager:
+                kind, result = Kind.UPDATE, Buffer("weights", layer)
+            self._emit(kind, layer, piece=piece, reads=[slab], writes=[result])
+
+    def _offload(self, layer: int, mb: int, source: Buffer) -> None:
+        if source.kind != "ring":
+            return
+        self.ring_layer[source.index] = layer
+        host = Buffer("host_input", layer, mb)
+        self._emit(Kind.OFFLOAD, layer, mb, reads=[source], writes=[host])
+
+    def _fetch_inputs(self, done: int) -> None:
+        """Bring offloaded inputs back, in visit order, once their ring buffer has been read."""
+        shape = self.shape
+        self.next_fetch = max(self.next_fetch, shape.head + 1)
+        while done >= shape.head and self.next_fetch < len(shape.visits):
+            layer = shape.visits[self.next_fetch]
+            ring = shape.input_of(layer, 0)
+            if ring.kind == "ring" and self.ring_layer.get(ring.index) != layer:
+                if self._ring_pending(ring.index, done):
+                    break
+                for mb in range(shape.num_micro_batches):
+                    host = Buffer("host_input", layer, mb)
+                    out = [shape.input_of(layer, mb)]
+                    self._emit(Kind.FETCH, layer, mb, reads=[host], writes=out)
+                self.ring_layer[ring.index] = layer
+            self.next_fetch += 1
+
+    def _ring_pending(self, ring: int, done: int) -> bool:
+        """Whether the layer in a ring buffer still has its backward visit to come."""
+        holder = self.ring_layer.get(ring)
+        return holder is not None and holder in self.shape.visits[done + 1 :]
+
+    def _slot_with(self, layer: int) -> int | None:
+        """The slot that already holds a layer: at the turn, the last layers are still there."""
+        return next((s for s, held in self.slot_layer.items() if held == layer), None)
+
+    def _slot_to_fill(self, done: int, visit: int) -> int | None:
+        """A slot no coming visit is assigned to; of several, that needed again the latest."""
+        shape = self.shape
+        idle = [
+            s for s in range(shape.num_slots) if self.slot_busy_until.get(s, -1) <= done
+        ]
+        rest = shape.visits[visit:]
+
+        def next_use(slot: int) -> int:
+            held = self.slot_layer.get(slot)
+            return rest.index(held) if held in rest else len(rest)
+
+        return max(idle, key=lambda s: (next_use(s), -s), default=None)
+
+    def _emit(
+        self,
+        kind: Kind,
+        layer: int,
+        micro_batch: int | None = None,
+        *,
+        piece: int | None = None,
+        last: bool = False,
+        reads: list[Buffer],
+        writes: list[Buffer] | None = None,
+    ) -> None:
+        op = Op(kind, layer, micro_batch, piece, last, tuple(reads), tuple(writes or ()))
+        self.ops.append(op)

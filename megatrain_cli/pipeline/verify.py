@@ -1,0 +1,144 @@
+"""Prove a schedule: no race, the right memory for every op, everything done exactly once.
+
+Independent of how a schedule was built. Three steps are walked in a row, so that what one step
+leaves behind for the next is proved too. Happened-before is tracked with vector clocks (Mattern,
+1989): lanes are processes, events are messages.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from megatrain_cli.errors import InternalError
+from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Lane, Op
+from megatrain_cli.pipeline.schedule import PipelineShape
+
+STEPS = 3
+_LANE_INDEX = {lane: i for i, lane in enumerate(Lane)}
+
+
+class ScheduleError(InternalError):
+    """The schedule would race, or compute something else than one optimizer step."""
+
+
+def check_schedule(ops: Sequence[Op], shape: PipelineShape) -> None:
+    """Raise `ScheduleError` unless the ops are one exact, race-free optimizer step."""
+    _check_counts(ops, shape)
+    _check_contents(ops, shape)
+    _check_races(ops)
+
+
+def _check_races(ops: Sequence[Op]) -> None:
+    recorded = {event for op in ops for event in op.records}
+    lanes = [(0,) * len(Lane) for _ in Lane]
+    events: dict[Event, tuple[int, ...]] = {}
+    writer: dict[Buffer, tuple[int, int, Op]] = {}  # lane, count on that lane, op
+    readers: dict[Buffer, dict[int, tuple[int, Op]]] = {}  # the latest of each lane
+
+    for op in [op for _ in range(STEPS) for op in ops]:
+        lane = _LANE_INDEX[op.lane]
+        clock = lanes[lane]
+        for event in op.waits:
+            if event in events:
+                clock = tuple(map(max, clock, events[event]))
+            elif event not in recorded:
+                raise ScheduleError(f"{_name(op)} waits for {event}, which nothing records")
+        count = clock[lane] + 1
+        clock = (*clock[:lane], count, *clock[lane + 1 :])
+        for buffer in (*op.reads, *op.writes):
+            if buffer in writer:
+                other_lane, other_count, other = writer[buffer]
+                if clock[other_lane] < other_count:
+                    raise ScheduleError(f"{_name(op)} races with {_name(other)} for {buffer}")
+        for buffer in op.writes:
+            for other_lane, (other_count, other) in readers.pop(buffer, {}).items():
+                if clock[other_lane] < other_count:
+                    raise ScheduleError(f"{_name(op)} overwrites {buffer} under {_name(other)}")
+            writer[buffer] = (lane, count, op)
+        for buffer in op.reads:
+            readers.setdefault(buffer, {})[lane] = (count, op)
+        for event in op.records:
+            events[event] = clock
+        lanes[lane] = clock
+
+
+def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
+    """Every op finds in each buffer what it needs: the right layer, micro-batch and piece."""
+    holds: dict[Buffer, object] = {}
+
+    def expect(op: Op, buffer: Buffer, content: object) -> None:
+        if holds.get(buffer) != content:
+            raise ScheduleError(
+                f"{_name(op)} needs {content} in {buffer}, which holds {holds.get(buffer)}"
+            )
+
+    for op in ops:
+        mb = op.micro_batch or 0
+        if op.kind in (Kind.FORWARD, Kind.LOSS, Kind.RECOMPUTE, Kind.BACKWARD):
+            expect(op, op.buffer("slot"), op.layer)
+            if op.layer > 0:
+                expect(op, shape.input_of(op.layer, mb), ("input", op.layer, mb))
+        match op.kind:
+            case Kind.STREAM_IN:
+                holds[op.buffer("slot")] = op.layer
+                wanted = {Buffer("weights", op.layer)}
+                if op.layer == shape.head and shape.tied:
+                    wanted.add(Buffer("weights", 0))
+                if set(op.reads) != wanted:
+                    raise ScheduleError(f"{_name(op)} reads {op.reads}, not {wanted}")
+            case Kind.FORWARD:
+                holds[shape.input_of(op.layer + 1, mb)] = ("input", op.layer + 1, mb)
+            case Kind.OFFLOAD:
+                expect(op, op.reads[0], ("input", op.layer, mb))
+                holds[op.writes[0]] = ("input", op.layer, mb)
+            case Kind.FETCH:
+                expect(op, op.reads[0], ("input", op.layer, mb))
+                holds[op.writes[0]] = ("input", op.layer, mb)
+            case Kind.LOSS:
+                holds[Buffer("output_gradient", 0, mb)] = op.layer
+            case Kind.BACKWARD:
+                expect(op, Buffer("output_gradient", 0, mb), op.layer + 1)
+                holds[Buffer("output_gradient", 0, mb)] = op.layer
+            case Kind.STREAM_OUT:
+                expect(op, op.buffer("device_gradient"), ("gradient", op.layer))
+                if op.touches("slab"):
+                    holds[op.buffer("slab")] = (op.layer, op.piece)
+            case Kind.ACCUMULATE:
+                expect(op, op.buffer("slab"), (op.layer, op.piece))
+            case Kind.UPDATE if shape.eager:
+                expect(op, op.buffer("slab"), (op.layer, op.piece))
+        if op.last:
+            holds[op.buffer("device_gradient")] = ("gradient", op.layer)
+
+
+def _check_counts(ops: Sequence[Op], shape: PipelineShape) -> None:
+    """Each layer and micro-batch once forward, once back; each gradient out once; one update."""
+    micro_batches = range(shape.num_micro_batches)
+    layers = range(shape.num_layers)
+    body = range(shape.head)
+    wanted = Counter(
+        [(Kind.FORWARD, i, mb, None) for i in body for mb in micro_batches]
+        + [(Kind.RECOMPUTE, i, mb, None) for i in body for mb in micro_batches if i not in shape.kept]
+        + [(Kind.BACKWARD, i, mb, None) for i in body for mb in micro_batches]
+        + [(Kind.LOSS, shape.head, mb, None) for mb in micro_batches]
+        + [(Kind.CLIP, -1, None, None)]
+    )
+    pieces = [(i, p) for i in layers for p in (range(shape.pieces[i]) if shape.num_slabs else [None])]
+    wanted += Counter((Kind.STREAM_OUT, i, None, p) for i, p in pieces)
+    if shape.eager:
+        wanted += Counter((Kind.UPDATE, i, None, p) for i, p in pieces)
+    else:
+        wanted += Counter((Kind.UPDATE, i, None, None) for i in layers)
+        if shape.num_slabs:
+            wanted += Counter((Kind.ACCUMULATE, i, None, p) for i, p in pieces)
+    moves = (Kind.STREAM_IN, Kind.OFFLOAD, Kind.FETCH)
+    found = Counter(
+        (op.kind, op.layer, op.micro_batch, op.piece) for op in ops if op.kind not in moves
+    )
+    if found != wanted:
+        missing, extra = wanted - found, found - wanted
+        raise ScheduleError(f"not one step: missing {dict(missing)}, too many {dict(extra)}")
+
+
+def _name(op: Op) -> str:
+    part = "" if op.micro_batch is None else f" mb {op.micro_batch}"
+    return f"{op.kind} of layer {op.layer}{part}"

@@ -1,0 +1,226 @@
+"""The bill: one function an owner of bytes, with its formula.
+
+Places are `host pageable`, `host pinned` and `device`. On the CPU the device's buffers are host
+memory too.
+"""
+
+from dataclasses import dataclass
+
+from megatrain_cli.model.layout import LayerLayout
+from megatrain_cli.model.spec import LayerSpec, ModelSpec
+from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.plan.tiles import PAGE_BYTES, store_bytes
+from megatrain_cli.units import MIB, round_up
+
+PAGEABLE, PINNED, DEVICE = "host pageable", "host pinned", "device"
+
+# Interpreter, torch, transformers and Numba after start, measured on Linux x86-64 with a CPU build
+# of torch 2.13; a CUDA build maps more, but touches little of it.
+PROGRAM_BYTES = 900 * MIB
+# Context, cuBLAS workspaces and kernels; measured on an H200.
+CUDA_CONTEXT_BYTES = 800 * MIB
+
+_REGION_NAMES = {
+    "weights": "weights",
+    "gradient": "gradients",
+    "remainder": "master remainders",
+    "master": "masters",
+    "exp_avg": "first moments",
+    "exp_avg_sq": "second moments",
+}
+
+
+@dataclass(frozen=True)
+class PlanLine:
+    """One row of the bill."""
+
+    owner: str
+    place: str
+    num_bytes: int
+    formula: str
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the formulas are made of."""
+
+    spec: ModelSpec
+    layouts: tuple[LayerLayout, ...]
+    decisions: Decisions
+    on_gpu: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes of one element in the compute dtype."""
+        return 2 if self.decisions.dtype == "bfloat16" else 4
+
+    @property
+    def device(self) -> str:
+        """Where device buffers are charged."""
+        return DEVICE if self.on_gpu else PAGEABLE
+
+    @property
+    def hidden_bytes(self) -> int:
+        """One micro-batch's hidden states."""
+        d = self.decisions
+        return d.micro_batch_size * d.max_length * self.spec.hidden_size * self.width
+
+    @property
+    def largest_numel(self) -> int:
+        """Elements of the largest run."""
+        return max(layout.numel for layout in self.layouts)
+
+
+def bill(sizes: Sizes) -> tuple[PlanLine, ...]:
+    """Every owner of bytes; owners of nothing are left out."""
+    lines = [
+        *tiles(sizes),
+        program(sizes),
+        slabs(sizes),
+        gateway(sizes),
+        offloaded_inputs(sizes),
+        staging_buffers(sizes),
+        gradient_buffers(sizes),
+        gradient_sums(sizes),
+        layer_inputs(sizes),
+        output_gradients(sizes),
+        kept_activations(sizes),
+        working_set(sizes),
+        head_chunk(sizes),
+        cuda_context(sizes),
+    ]
+    return tuple(line for line in lines if line.num_bytes)
+
+
+def tiles(sizes: Sizes) -> list[PlanLine]:
+    """Each kind of state of all layers: elements x width, in whole pages a layer."""
+    fmt = sizes.decisions.tile_format
+    lines = []
+    for region, num_bytes in store_bytes(sizes.layouts, fmt).items():
+        crosses_link = region in ("weights", "gradient")
+        place = PINNED if sizes.decisions.pin_store and crosses_link else PAGEABLE
+        width = num_bytes / max(1, sizes.spec.num_parameters)
+        lines.append(
+            PlanLine(_REGION_NAMES[region], place, num_bytes, f"{width:.3g} B x parameters")
+        )
+    return lines
+
+
+def program(sizes: Sizes) -> PlanLine:
+    """The interpreter and its libraries."""
+    del sizes
+    return PlanLine("program and libraries", PAGEABLE, PROGRAM_BYTES, "measured once")
+
+
+def slabs(sizes: Sizes) -> PlanLine:
+    """K x largest decoder layer."""
+    d = sizes.decisions
+    num_bytes = d.num_slabs * round_up(d.slab_numel * sizes.width, PAGE_BYTES)
+    place = PINNED if sizes.on_gpu else PAGEABLE
+    return PlanLine("gradient slabs", place, num_bytes, f"{d.num_slabs} x largest decoder layer")
+
+
+def gateway(sizes: Sizes) -> PlanLine:
+    """2 x largest layer, only in front of a pageable store on a GPU."""
+    needed = sizes.on_gpu and not sizes.decisions.pin_store
+    num_bytes = 2 * round_up(sizes.largest_numel * sizes.width, PAGE_BYTES) if needed else 0
+    return PlanLine("pinned staging", PINNED, num_bytes, "2 x largest layer")
+
+
+def offloaded_inputs(sizes: Sizes) -> PlanLine:
+    """Inputs of recomputed layers x micro-batches."""
+    d = sizes.decisions
+    count = (len(sizes.spec.decoder_layers) - d.keep_layers) * d.num_micro_batches
+    num_bytes = count * round_up(sizes.hidden_bytes, PAGE_BYTES) if d.offload else 0
+    place = PINNED if sizes.on_gpu else PAGEABLE
+    return PlanLine("offloaded inputs", place, num_bytes, f"{count} x B x T x D")
+
+
+def staging_buffers(sizes: Sizes) -> PlanLine:
+    """Slots x the largest layer (a tied head brings the embedding along)."""
+    d = sizes.decisions
+    num_bytes = d.num_slots * d.slot_numel * sizes.width
+    return PlanLine("staging buffers", sizes.device, num_bytes, f"{d.num_slots} x largest layer")
+
+
+def gradient_buffers(sizes: Sizes) -> PlanLine:
+    """2 x largest layer: one fills while the other leaves."""
+    return PlanLine(
+        "gradient buffers", sizes.device, 2 * sizes.largest_numel * sizes.width, "2 x largest layer"
+    )
+
+
+def gradient_sums(sizes: Sizes) -> PlanLine:
+    """FP32: head, tied weights, and the largest other layer if there are several micro-batches."""
+    layouts = sizes.layouts
+    tied = sum(e.param.numel for e in layouts[0].entries if e.param.name in sizes.spec.tied)
+    numel = sizes.spec.head.numel + tied
+    if sizes.decisions.num_micro_batches > 1:
+        numel += max(layout.numel for layout in layouts[:-1])
+    return PlanLine("gradient sums", sizes.device, 4 * numel, "4 B x (head + largest layer)")
+
+
+def layer_inputs(sizes: Sizes) -> PlanLine:
+    """One hidden state a layer and micro-batch; two shared ones where inputs are offloaded."""
+    d = sizes.decisions
+    count = len(sizes.spec.decoder_layers) + 1
+    if d.offload:
+        recomputed = len(sizes.spec.decoder_layers) - d.keep_layers
+        count += min(2, recomputed) - recomputed
+    count *= d.num_micro_batches
+    return PlanLine("layer inputs", sizes.device, count * sizes.hidden_bytes, f"{count} x B x T x D")
+
+
+def output_gradients(sizes: Sizes) -> PlanLine:
+    """One hidden state a micro-batch."""
+    count = sizes.decisions.num_micro_batches
+    num_bytes = count * sizes.hidden_bytes
+    return PlanLine("output gradients", sizes.device, num_bytes, f"{count} x B x T x D")
+
+
+def kept_activations(sizes: Sizes) -> PlanLine:
+    """Kept layers x micro-batches x what one layer's backward needs (see `graph_bytes`)."""
+    d = sizes.decisions
+    kept = sizes.spec.decoder_layers[len(sizes.spec.decoder_layers) - d.keep_layers :]
+    num_bytes = d.num_micro_batches * sum(graph_bytes(sizes, layer) for layer in kept)
+    return PlanLine(
+        "kept activations", sizes.device, num_bytes, f"{d.keep_layers} layers x graph of one"
+    )
+
+
+def working_set(sizes: Sizes) -> PlanLine:
+    """One layer at work: its graph, its parameters' gradients, a few hidden states."""
+    layers = sizes.spec.decoder_layers
+    graph = max(graph_bytes(sizes, layer) for layer in layers)
+    gradients = max(sizes.largest_numel, *(layer.numel for layer in layers)) * sizes.width
+    num_bytes = graph + gradients + 4 * sizes.hidden_bytes
+    return PlanLine("one layer at work", sizes.device, num_bytes, "graph + gradients + 4 x B x T x D")
+
+
+def head_chunk(sizes: Sizes) -> PlanLine:
+    """Logits of one chunk in the compute dtype and FP32, with their gradients."""
+    d = sizes.decisions
+    rows = min(d.head_chunk, d.micro_batch_size * d.max_length)
+    num_bytes = rows * sizes.spec.vocab_size * (2 * sizes.width + 2 * 4)
+    return PlanLine("head chunk", sizes.device, num_bytes, f"{rows} x vocabulary x logits")
+
+
+def cuda_context(sizes: Sizes) -> PlanLine:
+    """The driver's share."""
+    num_bytes = CUDA_CONTEXT_BYTES if sizes.on_gpu else 0
+    return PlanLine("CUDA context", DEVICE, num_bytes, "measured once")
+
+
+def graph_bytes(sizes: Sizes, layer: LayerSpec) -> int:
+    """What autograd keeps of one layer and micro-batch, estimated from its matrices.
+
+    Every matrix product keeps its input, and what follows it keeps its output: (in + out) elements
+    a token. Attention that is not fused also keeps its T x T scores, in FP32 and twice.
+    """
+    d = sizes.decisions
+    per_token = sum(sum(p.shape[-2:]) for p in layer.params if len(p.shape) >= 2)
+    tokens = d.micro_batch_size * d.max_length
+    num_bytes = tokens * per_token * sizes.width
+    if d.attention == "eager":
+        num_bytes += 2 * 4 * tokens * d.max_length * sizes.spec.num_heads
+    return num_bytes

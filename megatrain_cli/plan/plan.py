@@ -1,0 +1,122 @@
+"""Config, model and machine decided: what a run will hold, where, and whether it fits."""
+
+from dataclasses import asdict, dataclass
+
+from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.model.layout import LayerLayout
+from megatrain_cli.model.spec import ModelSpec
+from megatrain_cli.plan.decide import Decisions, decide
+from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.plan.memory import DEVICE, PlanLine, Sizes, bill
+from megatrain_cli.units import show_bytes, show_count
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The plan in force.
+
+    Attributes:
+        lines: The bill, by owner.
+        shortfalls: One line for each place where the bill exceeds what there is; empty if it fits.
+    """
+
+    decisions: Decisions
+    machine: MachineSpec
+    lines: tuple[PlanLine, ...]
+    shortfalls: tuple[str, ...]
+    summary: tuple[tuple[str, str], ...]
+
+    @property
+    def host_bytes(self) -> int:
+        """All host memory, pinned and pageable."""
+        return sum(line.num_bytes for line in self.lines if line.place != DEVICE)
+
+    @property
+    def device_bytes(self) -> int:
+        """All device memory."""
+        return sum(line.num_bytes for line in self.lines if line.place == DEVICE)
+
+    def to_json(self) -> dict[str, object]:
+        """For machines: decisions, bill, verdict."""
+        return {
+            "fits": not self.shortfalls,
+            "shortfalls": list(self.shortfalls),
+            "host_peak_bytes": self.host_bytes,
+            "gpu_peak_bytes": self.device_bytes,
+            "decisions": asdict(self.decisions),
+            "machine": asdict(self.machine),
+            "lines": [asdict(line) for line in self.lines],
+        }
+
+
+def make_plan(
+    config: TrainConfig,
+    spec: ModelSpec,
+    layouts: tuple[LayerLayout, ...],
+    machine: MachineSpec,
+    *,
+    can_pin: bool = True,
+) -> RunPlan:
+    """Decide and add up. Never raises for a run that does not fit: see `shortfalls`."""
+    decisions = decide(config, spec, layouts, machine, can_pin=can_pin)
+    lines = bill(Sizes(spec, layouts, decisions, machine.has_cuda))
+    host = sum(line.num_bytes for line in lines if line.place != DEVICE)
+    device = sum(line.num_bytes for line in lines if line.place == DEVICE)
+    shortfalls = []
+    if host > machine.host_bytes:
+        shortfalls.append(
+            f"This run needs {show_bytes(host)} of host RAM and {show_bytes(machine.host_bytes)} "
+            f"may be taken ({machine.host_source}): {show_bytes(host - machine.host_bytes)} are "
+            f"missing. {_host_remedy(decisions, spec)}"
+        )
+    if machine.has_cuda and device > machine.device_bytes:
+        shortfalls.append(
+            f"This run needs {show_bytes(device)} on {machine.device_name} and "
+            f"{show_bytes(machine.device_bytes)} is free: "
+            f"{show_bytes(device - machine.device_bytes)} are missing. {_device_remedy(decisions)}"
+        )
+    summary = _summary(config, spec, decisions, machine)
+    return RunPlan(decisions, machine, lines, tuple(shortfalls), summary)
+
+
+def _host_remedy(decisions: Decisions, spec: ModelSpec) -> str:
+    if decisions.tile_format.master == "fp32_split":
+        saved = show_bytes(2 * spec.num_parameters)
+        return (
+            f"`optimizer.master: bf16_stochastic` frees {saved} (less exact); `optimizer.update: "
+            f"eager` with `max_grad_norm: null` frees {saved}; or use a machine with more."
+        )
+    return "Use a smaller model or a machine with more RAM."
+
+
+def _device_remedy(decisions: Decisions) -> str:
+    if decisions.keep_layers:
+        return "Set `pipeline.activations: recompute`, or a smaller `train.micro_batch_size`."
+    if decisions.micro_batch_size > 1:
+        return (
+            "Set a smaller `train.micro_batch_size` (with more `gradient_accumulation_steps` the "
+            "update stays the same), or `pipeline.activations: {keep_layers: 0, offload: true}`."
+        )
+    return "Set a smaller `data.max_length`, or use a GPU with more memory."
+
+
+def _summary(
+    config: TrainConfig, spec: ModelSpec, decisions: Decisions, machine: MachineSpec
+) -> tuple[tuple[str, str], ...]:
+    d = decisions
+    kept = f"{d.keep_layers} of {len(spec.decoder_layers)} layers kept, others recomputed"
+    path = f"{d.num_slabs} slabs" if d.num_slabs else "straight into the tiles"
+    return (
+        ("model", f"{spec.architecture}, {show_count(spec.num_parameters)} parameters, "
+                  f"{len(spec.decoder_layers)} layers" + (", tied head" if spec.tied else "")),
+        ("device", machine.device_name or "CPU"),
+        ("compute", f"{d.dtype}, attention {d.attention}"),
+        ("masters", f"{d.tile_format.master}, updates {'eager' if d.eager else 'deferred'} "
+                    f"on {d.threads} threads"),
+        ("store", "page-locked in place" if d.pin_store else "pageable"),
+        ("gradients", path),
+        ("staging", f"{d.num_slots} buffers of {show_bytes(d.slot_numel * (2 if d.dtype == 'bfloat16' else 4))}"),
+        ("activations", kept + (", inputs offloaded" if d.offload else "")),
+        ("step", f"{d.num_micro_batches} x {d.micro_batch_size} rows of up to {d.max_length} tokens"),
+        ("learning rate", f"{config.optimizer.learning_rate:g}, {config.schedule.type}"),
+    )  # fmt: skip
