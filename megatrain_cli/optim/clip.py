@@ -26,6 +26,6 @@ def clip_coefficient(norm: float, max_norm: float | None) -> float:
     """
     if max_norm is None:
         return 1.0
-    coefficient = max_norm / (norm + 1e-6)
-    # Not `min`: of (1, NaN) it makes 1, and a norm that is NaN must not look harmless.
-    return 1.0 if coefficient > 1.0 else coefficient
+    if math.isnan(norm):
+        return norm  # `min` of 1 and NaN is 1: a norm that is NaN must not look harmless
+    return min(1.0, max_norm / (norm + 1e-6))

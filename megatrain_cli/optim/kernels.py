@@ -18,7 +18,7 @@ Numba's cache notices changes of this file only; keep everything that kernels ca
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
@@ -39,22 +39,31 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _SIGN = np.uint32(0x80000000)
 
 
-def _compiled(function: Callable[P, R]) -> Callable[P, R]:
+def _inlined(function: Callable[P, R]) -> Callable[P, R]:
     # Numba has no types of its own. Division by 0 gives infinity, as in torch, without a check.
+    return cast(Callable[P, R], numba.njit(nogil=True, error_model="numpy")(function))
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile at the first call; keep the machine code on disk where some folder allows it.
+
+    Numba keys its cache by CPU and writes files whole, so neither another machine nor another
+    process that starts at the same time can hand us something unusable.
+    """
     try:
         made = numba.njit(nogil=True, error_model="numpy", cache=True)(function)
     except RuntimeError:
         # Neither this folder nor the user's cache folder can be written: compile at each start.
-        made = numba.njit(nogil=True, error_model="numpy")(function)
+        return _inlined(function)
     return cast(Callable[P, R], made)
 
 
-@_compiled
+@_inlined
 def _widen(bf16: np.uint16) -> np.float32:
     return np.uint32(np.uint32(bf16) << np.uint32(16)).view(np.float32)
 
 
-@_compiled
+@_inlined
 def _quiet_bits(value: np.float32) -> np.uint32:
     # The value's bits; any NaN as the quiet NaN of its sign, so that rounding cannot overflow.
     bits = np.float32(value).view(np.uint32)
@@ -62,26 +71,26 @@ def _quiet_bits(value: np.float32) -> np.uint32:
     return nan if np.uint32(bits & _MAGNITUDE) > _INFINITY else bits
 
 
-@_compiled
+@_inlined
 def _nearest_even(value: np.float32) -> np.uint16:
     bits = _quiet_bits(value)
     odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
     return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
-@_compiled
+@_inlined
 def _unscale_bf16(gradient: U16, scratch: F32, scale: np.float32) -> None:
     for i in range(gradient.size):
         scratch[i] = _widen(gradient[i]) * scale
 
 
-@_compiled
+@_inlined
 def _unscale_fp32(gradient: F32, scratch: F32, scale: np.float32) -> None:
     for i in range(gradient.size):
         scratch[i] = gradient[i] * scale
 
 
-@_compiled
+@_inlined
 def _moments(scratch: F32, exp_avg: F32, exp_avg_sq: F32, scalars: Scalars) -> None:
     # Replaces the gradient in scratch by the change to subtract from the master.
     _, _, lerp, lerp_rest, beta2, beta2_rest, sqrt_correction2, eps, step_size = scalars
@@ -98,7 +107,7 @@ def _moments(scratch: F32, exp_avg: F32, exp_avg_sq: F32, scalars: Scalars) -> N
         scratch[i] = (step_size * first) / (np.sqrt(second) / sqrt_correction2 + eps)
 
 
-@_compiled
+@_inlined
 def _apply_split(weights: U16, remainder: I16, change: F32, decay: np.float32) -> None:
     # `store.split`: the BF16 nearest to the master, ties away from zero, and what it lacks.
     for i in range(weights.size):
@@ -109,13 +118,13 @@ def _apply_split(weights: U16, remainder: I16, change: F32, decay: np.float32) -
         remainder[i] = np.int16(np.uint32(bits - np.uint32(high << np.uint32(16))))
 
 
-@_compiled
+@_inlined
 def _apply_bf16(weights: U16, change: F32, decay: np.float32) -> None:
     for i in range(weights.size):
         weights[i] = _nearest_even(_widen(weights[i]) * decay - change[i])
 
 
-@_compiled
+@_inlined
 def _mixed(state: np.uint64) -> np.uint64:
     # SplitMix64's finaliser (Steele, Lea and Flood, 2014).
     state = np.uint64((state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9))
@@ -123,7 +132,7 @@ def _mixed(state: np.uint64) -> np.uint64:
     return np.uint64(state ^ (state >> np.uint64(31)))
 
 
-@_compiled
+@_inlined
 def _apply_stochastic(
     weights: U16, change: F32, decay: np.float32, key: np.uint64, first: np.uint64
 ) -> None:
@@ -145,19 +154,19 @@ def _apply_stochastic(
         weights[i] = np.uint16(np.uint32(bits + np.uint32(x >> np.uint32(16))) >> np.uint32(16))
 
 
-@_compiled
+@_inlined
 def _apply_fp32(master: F32, change: F32, decay: np.float32) -> None:
     for i in range(master.size):
         master[i] = master[i] * decay - change[i]
 
 
-@_compiled
+@_inlined
 def _round_weights(weights: U16, master: F32) -> None:
     for i in range(weights.size):
         weights[i] = _nearest_even(master[i])
 
 
-@_compiled
+@compiled
 def adamw_split(
     weights: U16, remainder: I16, gradient: U16, m: F32, v: F32, scalars: Scalars
 ) -> None:
@@ -170,7 +179,7 @@ def adamw_split(
         _apply_split(weights[start:end], remainder[start:end], scratch, scalars[1])
 
 
-@_compiled
+@compiled
 def adamw_bf16(weights: U16, gradient: U16, m: F32, v: F32, scalars: Scalars) -> None:
     """BF16 weights alone, rounded to nearest, ties to even."""
     scratch = np.empty(BLOCK, np.float32)
@@ -181,7 +190,7 @@ def adamw_bf16(weights: U16, gradient: U16, m: F32, v: F32, scalars: Scalars) ->
         _apply_bf16(weights[start:end], scratch, scalars[1])
 
 
-@_compiled
+@compiled
 def adamw_stochastic(
     weights: U16,
     gradient: U16,
@@ -197,14 +206,14 @@ def adamw_stochastic(
     while start < weights.size:
         at = np.uint64(first + np.uint64(start))
         # Up to the next multiple of BLOCK of the element index, which divides 2**32.
-        end = min(start + BLOCK - np.int64(at & np.uint64(BLOCK - 1)), weights.size)
+        end = min(start + BLOCK - int(at & np.uint64(BLOCK - 1)), weights.size)
         _unscale_bf16(gradient[start:end], scratch, scalars[0])
         _moments(scratch, m[start:end], v[start:end], scalars)
         _apply_stochastic(weights[start:end], scratch, scalars[1], key, at)
         start = end
 
 
-@_compiled
+@compiled
 def adamw_fp32(master: F32, gradient: F32, m: F32, v: F32, scalars: Scalars) -> None:
     """FP32 weights, which are their own master."""
     scratch = np.empty(BLOCK, np.float32)
@@ -215,7 +224,7 @@ def adamw_fp32(master: F32, gradient: F32, m: F32, v: F32, scalars: Scalars) -> 
         _apply_fp32(master[start:end], scratch, scalars[1])
 
 
-@_compiled
+@compiled
 def adamw_fp32_bf16(
     weights: U16, master: F32, gradient: U16, m: F32, v: F32, scalars: Scalars
 ) -> None:

@@ -20,9 +20,10 @@ def learning_rate(
     total_steps: int,
     min_lr_ratio: float,
 ) -> float:
-    """The rate of the update made after `step` completed ones; `step` 0 is the first update.
+    """The rate of one update.
 
     Args:
+        step: Updates completed before this one; 0 is the first update.
         peak: The rate after warm-up.
         schedule: `constant`, or a fall from `peak` to `min_lr_ratio * peak` that would be reached
             by the update after the last, as in transformers.

@@ -1,5 +1,6 @@
 """One host allocation of exact size that the store cuts its tiles from."""
 
+import contextlib
 import mmap
 
 import torch
@@ -28,19 +29,16 @@ class Arena:
             raise InternalError(f"An arena of {num_bytes} bytes.")
         self.num_bytes = round_up(num_bytes, PAGE_BYTES)
         try:
-            mapping = mmap.mmap(
-                -1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            )
+            mapping = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, MemoryError, OverflowError) as error:
             raise PlanError(
                 f"The system refused to map {show_bytes(self.num_bytes)} of host RAM ({error}). "
                 "Use a machine with more, or a smaller model."
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            # A kernel without huge pages refuses: slower to touch and to lock, nothing else.
+            with contextlib.suppress(OSError):
                 mapping.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # A kernel without huge pages: slower to touch and to lock, nothing else.
         # `frombuffer` keeps the mapping object alive, but does not stop `mapping.close()` from
         # unmapping under live views. So nobody ever calls that: dropping references is enough.
         self._memory: torch.Tensor | None = torch.frombuffer(mapping, dtype=torch.uint8)
