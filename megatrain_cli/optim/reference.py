@@ -39,7 +39,11 @@ def adamw_reference(
     else:
         first = scaled - (scaled - exp_avg) * lerp_rest
     second = exp_avg_sq * beta2 + (beta2_rest * scaled) * scaled
-    change = (step_size * first) / (second.sqrt() / correction2 + eps)
+    # Through FP64: torch's FP32 root is off by one bit in 0.6 % of values (measured, MKL's VML).
+    # A root that is right to 53 bits rounds to the right 24 (Figueroa, "When is double rounding
+    # innocuous?", 1995).
+    root = second.to(torch.float64).sqrt().to(torch.float32)
+    change = (step_size * first) / (root / correction2 + eps)
     return master * factor - change, first, second
 
 
