@@ -1,0 +1,97 @@
+"""One host allocation of exact size that the store cuts its tiles from."""
+
+import contextlib
+import mmap
+
+import torch
+
+from megatrain_cli.errors import DeviceError, InternalError, PlanError
+from megatrain_cli.plan.tiles import PAGE_BYTES
+from megatrain_cli.store.pagelock import lock_pages, unlock_pages
+from megatrain_cli.units import round_up, show_bytes
+
+
+class Arena:
+    """A private anonymous mapping; pages cost RAM from the first time they are touched.
+
+    Private, because the kernel counts shared pages as shared memory, which containers limit apart
+    and which nobody finds when they look for who took the RAM.
+
+    The cuts keep the mapping alive: its memory returns to the system when `close` was called and
+    the last view of it is gone. A view used after `close` is still valid memory.
+
+    Raises:
+        PlanError: The system has no such range to give.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        if num_bytes <= 0:
+            raise InternalError(f"An arena of {num_bytes} bytes.")
+        self.num_bytes = round_up(num_bytes, PAGE_BYTES)
+        try:
+            mapping = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, MemoryError, OverflowError) as error:
+            raise PlanError(
+                f"The system refused to map {show_bytes(self.num_bytes)} of host RAM ({error}). "
+                "Use a machine with more, or a smaller model."
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # A kernel without huge pages refuses: slower to touch and to lock, nothing else.
+            with contextlib.suppress(OSError):
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+        # `frombuffer` keeps the mapping object alive, but does not stop `mapping.close()` from
+        # unmapping under live views. So nobody ever calls that: dropping references is enough.
+        self._memory: torch.Tensor | None = torch.frombuffer(mapping, dtype=torch.uint8)
+        self._taken = 0
+        self._locked: list[tuple[int, int]] = []
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes not taken yet."""
+        return self.num_bytes - self._taken
+
+    @property
+    def locked_bytes(self) -> int:
+        """Bytes that are page-locked now."""
+        return sum(num_bytes for _, num_bytes in self._locked)
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """The next `num_bytes` as a `uint8` view, zeros, on a page of its own."""
+        if self._memory is None:
+            raise InternalError("The arena is closed.")
+        if num_bytes > self.free_bytes:
+            raise InternalError(
+                f"The arena of {self.num_bytes} bytes has {self.free_bytes} left, "
+                f"and {num_bytes} were asked for."
+            )
+        cut = self._memory[self._taken : self._taken + num_bytes]
+        self._taken = min(self.num_bytes, round_up(self._taken + num_bytes, PAGE_BYTES))
+        return cut
+
+    def register(self, cut: torch.Tensor) -> None:
+        """Page-lock a contiguous view of the arena in place, all pages that it touches.
+
+        Raises:
+            DeviceError: The driver refused. Everything locked before is unlocked again: half a
+                page-locked store would be neither fast nor small.
+        """
+        first = cut.data_ptr() // PAGE_BYTES * PAGE_BYTES
+        end = round_up(cut.data_ptr() + cut.nbytes, PAGE_BYTES)
+        try:
+            lock_pages(first, end - first)
+        except DeviceError as error:
+            locked = self.locked_bytes
+            self.unregister()
+            raise DeviceError(f"{error} {show_bytes(locked)} had been locked before.") from error
+        self._locked.append((first, end - first))
+
+    def unregister(self) -> None:
+        """Unlock everything that `register` locked. No copy may be in flight."""
+        while self._locked:
+            address, _ = self._locked.pop()
+            unlock_pages(address)
+
+    def close(self) -> None:
+        """Unlock everything and let go of the memory; calling it again does nothing."""
+        self.unregister()
+        self._memory = None
