@@ -1,0 +1,90 @@
+"""Build a model's modules without ever allocating its parameters.
+
+Parameters go to the meta device; buffers (rotary tables and such) are real and on the CPU, as they
+are computed in `__init__` and come in no file.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import cast
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from megatrain_cli.errors import ModelError
+
+
+class EmptyOnMeta(TorchFunctionMode):
+    """Sends `torch.empty` without a device to meta: how modules allocate what init then fills.
+
+    Not `torch.device("meta")`, which would send buffers there too and lose their values.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Call `func`, with the device filled in if it is `torch.empty`."""
+        options = dict(kwargs or {})
+        if func is torch.empty and options.get("device") is None:
+            options["device"] = "meta"
+        return func(*args, **options)
+
+
+def construct(config: PreTrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """Make the causal language model of a config: parameters on meta, buffers real on the CPU.
+
+    Neither the global random state nor `config` is changed.
+
+    Raises:
+        ModelError: A parameter would not be in `dtype`, or a buffer has no value.
+    """
+    with EmptyOnMeta():
+        model = cast(
+            PreTrainedModel,
+            AutoModelForCausalLM.from_config(
+                copy.deepcopy(config),
+                dtype=dtype,
+                attn_implementation=attention,
+                trust_remote_code=False,
+            ),
+        )
+    _move_parameters_to_meta(model)
+    for name, param in model.named_parameters():
+        if param.dtype != dtype:
+            raise ModelError(
+                f"{type(model).__name__} keeps `{name}` in {param.dtype}, not in {dtype}: "
+                "mixed dtypes in one layer cannot be trained yet."
+            )
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise ModelError(
+                f"{type(model).__name__} does not say what is in its buffer `{name}`: "
+                "such a model cannot be trained yet."
+            )
+    # What we never want, whatever the config says: caches and collected outputs. Without a pad
+    # token the model neither reads the ids back from the device to look for padding, nor warns.
+    # Padding on the right needs no mask under causal attention.
+    model.config.use_cache = False
+    model.config.output_hidden_states = False
+    model.config.output_attentions = False
+    model.config.return_dict = True
+    model.config.pad_token_id = None
+    return model
+
+
+def _move_parameters_to_meta(model: nn.Module) -> None:
+    """Replace what was made by `ones` and `zeros` (norms, biases); shared ones stay shared."""
+    moved: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is None or param.is_meta:
+                continue
+            if id(param) not in moved:
+                moved[id(param)] = nn.Parameter(torch.empty_like(param, device="meta"))
+            module._parameters[name] = moved[id(param)]

@@ -1,0 +1,164 @@
+"""From a model folder's config.json to a `Skeleton`. Reads no weights."""
+
+import json
+from pathlib import Path
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from megatrain_cli.errors import ModelError
+from megatrain_cli.model.construct import construct
+from megatrain_cli.model.kinds import asks_for_dropout, layer_kinds
+from megatrain_cli.model.layout import make_layout
+from megatrain_cli.model.ownership import Ownership, find_layers, find_owners, replace_layers
+from megatrain_cli.model.recorder import Tape
+from megatrain_cli.model.skeleton import Skeleton
+from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
+
+# The architectures whose logits, loss and gradients equal Hugging Face's own in the tests. The
+# only place of the program that names a family.
+PROVED = frozenset(
+    {
+        "GPT2LMHeadModel",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    }
+)
+
+
+def discover(folder: Path, *, dtype: torch.dtype, attention: str) -> Skeleton:
+    """Make the skeleton of the model in a Hugging Face folder.
+
+    Args:
+        folder: Holds config.json; nothing else is read.
+        dtype: Compute dtype.
+        attention: `sdpa` or `eager`.
+
+    Raises:
+        ModelError: config.json is missing or damaged, or the architecture cannot be trained.
+    """
+    config = read_config(folder)
+    architecture = _architecture(config)
+    if architecture not in PROVED:
+        raise ModelError(
+            f"{architecture} in {folder} is not proved yet: its loss and gradients were never "
+            f"compared with Hugging Face's. Proved are {', '.join(sorted(PROVED))}."
+        )
+    return make_skeleton(config, dtype=dtype, attention=attention)
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """Read config.json as Hugging Face does, without running code from the folder.
+
+    Raises:
+        ModelError: The file is missing, is not valid, or describes something else than a plain
+            decoder-only language model.
+    """
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ModelError(f"{path}: is not valid JSON: {error}.") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
+        raise ModelError(f"{path}: has no `model_type`: not the config of a Hugging Face model.")
+    named = raw.get("architectures") or []
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(raw["model_type"])
+    if raw.get("is_encoder_decoder"):
+        raise ModelError(f"{path}: {_first(named)} is an encoder-decoder, not a causal LM.")
+    if causal is None:
+        raise ModelError(
+            f"{path}: transformers has no causal LM for model type `{raw['model_type']}` "
+            f"({_first(named)})."
+        )
+    if named and named[0] != causal:
+        raise ModelError(f"{path}: {named[0]} is not a causal LM; {causal} would be.")
+    if raw.get("quantization_config") is not None:
+        raise ModelError(
+            f"{path}: {causal} is quantised (`quantization_config`). Train from the unquantised "
+            "weights."
+        )
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        # All that transformers raises for a field of a wrong type, an unknown rope type and such.
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{path}: not a valid {raw['model_type']} config: {reason}") from error
+
+
+def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: str) -> Skeleton:
+    """Make the skeleton of any causal language model, proved or not.
+
+    Raises:
+        ModelError: The model is not one sequence of decoder layers with parameters of their own.
+    """
+    if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
+        raise ModelError(f"{_architecture(config)} has an encoder or cross-attention.")
+    if not isinstance(getattr(config, "num_hidden_layers", None), int):
+        raise ModelError(f"{_architecture(config)}: the config has no `num_hidden_layers`.")
+    model = construct(config, dtype, attention)
+    # Before the layers are replaced: their parameters are in no state dict afterwards.
+    names = dict(model.named_parameters(remove_duplicate=False))
+    path, module_list = find_layers(model)
+    tape = Tape(len(module_list))
+    layers = replace_layers(module_list, tape)
+    owners = find_owners(model, names, layers, tape)
+    has_dropout = asks_for_dropout(config, (model, *layers))
+    for module in (model, *layers):
+        module.train(has_dropout)
+    spec = ModelSpec(
+        architecture=type(model).__name__,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        layers=_layer_specs(path, layers, names, owners),
+        tied=owners.tied,
+        has_dropout=has_dropout,
+        max_positions=getattr(config, "max_position_embeddings", None),
+    )
+    return Skeleton(
+        spec=spec,
+        layouts=tuple(make_layout(layer) for layer in spec.layers),
+        model=model,
+        layers=layers,
+        tape=tape,
+        hf_config=config,
+        aliases=owners.aliases,
+        base_prefix=model.base_model_prefix,
+        ignored_keys=tuple(sorted(model._keys_to_ignore_on_load_unexpected or ())),
+        dtype=dtype,
+    )
+
+
+def _layer_specs(
+    path: str,
+    layers: tuple[nn.Module, ...],
+    names: dict[str, nn.Parameter],
+    owners: Ownership,
+) -> tuple[LayerSpec, ...]:
+    def specs(owned: tuple[str, ...]) -> tuple[ParamSpec, ...]:
+        return tuple(ParamSpec(name, tuple(names[name].shape)) for name in owned)
+
+    decoder_layers = (
+        LayerSpec(f"layer-{index:05d}", kind, specs(owned), f"{path}.{index}")
+        for index, (kind, owned) in enumerate(zip(layer_kinds(layers), owners.layers, strict=True))
+    )
+    return (
+        LayerSpec("embed", "embed", specs(owners.embed)),
+        *decoder_layers,
+        LayerSpec("head", "head", specs(owners.head)),
+    )
+
+
+def _architecture(config: PreTrainedConfig) -> str:
+    causal: str | None = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    return causal or _first(config.architectures or [])
+
+
+def _first(architectures: list[str]) -> str:
+    return architectures[0] if architectures else "a model without a named architecture"

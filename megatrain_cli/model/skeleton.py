@@ -1,0 +1,53 @@
+"""A model without weights: its own modules, real buffers, and where each parameter belongs."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from megatrain_cli.model.layout import LayerLayout
+from megatrain_cli.model.recorder import Tape
+from megatrain_cli.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A causal language model whose parameters are all on the meta device.
+
+    Attributes:
+        spec: Names and shapes, layer by layer.
+        layouts: One a layer of `spec.layers`, in order.
+        model: The model itself, with a recorder in the place of each decoder layer.
+        layers: The decoder layers that the recorders replaced, in order.
+        tape: What the recorders write to.
+        hf_config: The config as it was read, untouched.
+        aliases: Second names of shared parameters: tied head name -> embedding name.
+        base_prefix: Name of the base model inside `model`, such as `model` or `transformer`.
+        ignored_keys: Regexes of tensors that old files of this family hold and nobody needs.
+        dtype: Compute dtype; the dtype of every parameter.
+    """
+
+    spec: ModelSpec
+    layouts: tuple[LayerLayout, ...]
+    model: PreTrainedModel
+    layers: tuple[nn.Module, ...]
+    tape: Tape
+    hf_config: PreTrainedConfig
+    aliases: dict[str, str]
+    base_prefix: str
+    ignored_keys: tuple[str, ...]
+    dtype: torch.dtype
+
+    @property
+    def base(self) -> nn.Module:
+        """The base model: everything but the LM head."""
+        return self.model.get_submodule(self.base_prefix)
+
+    def move_buffers(self, device: torch.device) -> None:
+        """Put every buffer on `device`, where the prologue, the layers and the head will run."""
+        for root in (self.model, *self.layers):
+            for module in root.modules():
+                for name, buffer in module._buffers.items():
+                    if buffer is not None:
+                        module._buffers[name] = buffer.to(device)
