@@ -37,7 +37,6 @@ _BY_TOOL: dict[str, dict[str, str]] = {
         "cutoff_len": "data.max_length",
         "dataset": "data.train",
         "flash_attn": "model.attention",
-        "train_on_prompt_only": "data.train_on_prompt",
         "neat_packing": "data.packing",
     },
     "ms-swift": {
@@ -84,8 +83,6 @@ _BY_TOOL: dict[str, dict[str, str]] = {
 }
 
 ALIASES: dict[str, tuple[str, str]] = {
-    name: (tool, key)
-    for tool, names in reversed(_BY_TOOL.items())
-    for name, key in names.items()
+    name: (tool, key) for tool, names in reversed(_BY_TOOL.items()) for name, key in names.items()
 }
 """Another tool's name -> (that tool, our dotted key)."""

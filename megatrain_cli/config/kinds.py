@@ -44,9 +44,7 @@ CountFrom0 = Annotated[
     Field(ge=0, le=MAX_INT),
     Wanted("a whole number of at least 0"),
 ]
-Number = Annotated[
-    float, Field(ge=0, allow_inf_nan=False), Wanted("a finite number of at least 0")
-]
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False), Wanted("a finite number of at least 0")]
 PositiveNumber = Annotated[
     float, Field(gt=0, allow_inf_nan=False), Wanted("a finite number above 0")
 ]

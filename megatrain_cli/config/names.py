@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from megatrain_cli.config.aliases import ALIASES
 from megatrain_cli.config.kinds import Wanted
-from megatrain_cli.config.schema import Section, TrainConfig
+from megatrain_cli.config.schema import DataSource, KeepLayers, Section, TrainConfig
 
 SECTIONS: dict[str, type[Section]] = {
     name: typing.cast("type[Section]", field.annotation)
@@ -15,13 +15,24 @@ SECTIONS: dict[str, type[Section]] = {
 }
 """Section name -> its class."""
 
+
+def _annotations(section: type[Section]) -> dict[str, object]:
+    hints = typing.get_type_hints(section, include_extras=True)
+    return {leaf: hints[leaf] for leaf in section.model_fields}
+
+
 KEYS: dict[str, object] = {
     f"{name}.{leaf}": annotation
     for name, section in SECTIONS.items()
-    for leaf, annotation in typing.get_type_hints(section, include_extras=True).items()
-    if leaf in section.model_fields
+    for leaf, annotation in _annotations(section).items()
 }
 """Every dotted key -> its annotation."""
+
+NESTED: dict[str, dict[str, object]] = {
+    "data.train": _annotations(DataSource),
+    "pipeline.activations": _annotations(KeepLayers),
+}
+"""Keys that hold mappings of their own -> the keys of those mappings."""
 
 _LEAVES: dict[str, list[str]] = {}
 for _key in KEYS:
@@ -104,16 +115,17 @@ def words(annotation: object) -> tuple[str, ...]:
 
 def wanted(annotation: object) -> str:
     """What a value of this kind looks like, in words."""
+    *first, last = _forms(annotation)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _forms(annotation: object) -> list[str]:
     for mark in getattr(annotation, "__metadata__", ()):
         if isinstance(mark, Wanted):
-            return mark.text
+            return [mark.text]
     if typing.get_origin(annotation) in {typing.Union, types.UnionType}:
-        parts = [wanted(arg) for arg in typing.get_args(annotation)]
-        return " or ".join([", ".join(parts[:-1]), parts[-1]])
-    found = [f"`{word}`" for word in words(annotation)]
-    if not found:
-        raise TypeError(f"no words for {annotation!r}")
-    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} or {found[-1]}"
+        return [form for arg in typing.get_args(annotation) for form in _forms(arg)]
+    return [f"`{word}`" for word in words(annotation)]
 
 
 def suggest_word(value: object, annotation: object) -> str | None:

@@ -79,5 +79,3 @@ def find_idle(config: TrainConfig) -> Iterator[Finding]:
             yield Finding("train.deterministic", "has no effect on the CPU: it always is")
     if config.data.train_on_prompt and config.data.format == "text":
         yield Finding("data.train_on_prompt", "has no effect on texts: they have no prompt")
-    if config.model.init == "random" and config.optimizer.learning_rate == 0:
-        yield Finding("optimizer.learning_rate", "random weights stay random at a rate of 0")

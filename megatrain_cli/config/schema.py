@@ -123,7 +123,7 @@ class OptimizerSection(Section):
     max_grad_norm: PositiveNumber | None = 1.0
     """Global gradient norm to clip to; null does not clip."""
     master: Literal["fp32_split", "bf16", "bf16_stochastic", "fp32"] = "fp32_split"
-    """How the weights' exact values are kept; `fp32_split` is FP32-exact at 14 bytes a parameter."""
+    """How the exact weights are kept; `fp32_split` is FP32-exact at 14 bytes a parameter."""
     update: Literal["auto", "deferred", "eager"] = "auto"
     """When layers are updated: `deferred` after backward, `eager` during it (no clipping)."""
     threads: Count | Literal["auto"] = "auto"

@@ -70,8 +70,7 @@ class TreeError(Exception):
 def read_tree(text: str, place: Callable[[int], str]) -> tuple[Located, list[str]]:
     """Parse one YAML document.
 
-    Args:
-        place: Turns a line number, counted from 1, into the `where` of a message.
+    `place` turns a line number, counted from 1, into the `where` of a message.
 
     Returns:
         The tree, and problems that leave the rest readable (such as doubled keys).
