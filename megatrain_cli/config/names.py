@@ -79,7 +79,7 @@ def suggest_key(section: str | None, name: str) -> tuple[str | None, str]:
         return places[0] if len(places) == 1 else None, f"not here; it belongs at {where}"
     if name in ALIASES:
         tool, key = ALIASES[name]
-        return key, f"unknown key; this is {tool}'s name for `{key}`. Did you mean `{key}`?"
+        return key, f"unknown key; this is {tool}'s name for `{key}`"
     if section is None:
         found = nearest(name, [*SECTIONS, *_LEAVES])
         if found in SECTIONS:
