@@ -1,0 +1,63 @@
+"""The kinds of value a config key may hold, each with the words that say what is wanted.
+
+Strict throughout: `true` is not 1 and `"4"` is not 4. The one conversion is from a number written
+with an exponent (`2e5`) to the whole number it stands for.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+MAX_INT = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to write for a value of this kind, as it appears after `wanted ...` in a message."""
+
+    text: str
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _items(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _path(value: object) -> object:
+    return Path(value) if isinstance(value, str) and value else value
+
+
+Count = Annotated[
+    int,
+    BeforeValidator(_whole),
+    Field(ge=1, le=MAX_INT),
+    Wanted("a whole number of at least 1"),
+]
+CountFrom0 = Annotated[
+    int,
+    BeforeValidator(_whole),
+    Field(ge=0, le=MAX_INT),
+    Wanted("a whole number of at least 0"),
+]
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False), Wanted("a finite number of at least 0")]
+PositiveNumber = Annotated[
+    float, Field(gt=0, allow_inf_nan=False), Wanted("a finite number above 0")
+]
+Share = Annotated[float, Field(ge=0, le=1), Wanted("a number from 0 to 1")]
+PositiveShare = Annotated[float, Field(gt=0, le=1), Wanted("a number above 0 and at most 1")]
+Betas = Annotated[
+    tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
+    BeforeValidator(_items),
+    Wanted("two numbers such as [0.9, 0.999], each at least 0 and below 1"),
+]
+Device = Annotated[
+    str,
+    Field(pattern=r"^(auto|cpu|cuda|cuda:(0|[1-9][0-9]{0,3}))$"),
+    Wanted("`auto`, `cpu`, `cuda` or `cuda:N`"),
+]
+FilePath = Annotated[Path, BeforeValidator(_path), Wanted("a path")]

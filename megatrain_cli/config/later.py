@@ -1,0 +1,58 @@
+"""What the config format has and this version cannot do yet, refused by name.
+
+Each line goes when the part arrives. Until then a key that would do nothing is an error, not a
+surprise.
+"""
+
+from collections.abc import Iterator
+
+from megatrain_cli.config.rules import Finding
+from megatrain_cli.config.schema import TrainConfig
+
+_NOT_YET = "is not in this version"
+
+
+def find_not_yet(config: TrainConfig) -> Iterator[Finding]:
+    """Values that a later version will accept."""
+    data, model, pipeline = config.data, config.model, config.pipeline
+    if model.attention in {"flash_attention_2", "flex_attention"}:
+        yield Finding("model.attention", f"`{model.attention}` {_NOT_YET}; use `auto` or `sdpa`")
+    if model.trust_remote_code:
+        yield Finding(
+            "model.trust_remote_code",
+            f"true {_NOT_YET}; use a model that transformers itself supports",
+        )
+    if data.packing:
+        yield Finding("data.packing", f"true {_NOT_YET}; use false: one document a row")
+    if data.eval is not None:
+        yield Finding("data.eval", f"evaluation {_NOT_YET}; use null")
+    if config.eval.steps is not None:
+        yield Finding("eval.steps", f"evaluation {_NOT_YET}; use null")
+    for name in sorted({data.format, *(source.format for source in data.train if source.format)}):
+        if name in {"sharegpt", "prompt_completion"}:
+            yield Finding(
+                "data.format" if name == data.format else "data.train",
+                f"the format `{name}` {_NOT_YET}; use `messages`, `alpaca` or `text`",
+            )
+    if any(source.weight is not None for source in data.train):
+        yield Finding("data.train", f"`weight` {_NOT_YET}; each row is drawn once an epoch")
+    if config.train.deterministic and pipeline.device != "cpu":
+        yield Finding(
+            "train.deterministic",
+            f"true {_NOT_YET} on a CUDA device; use false, or `pipeline.device: cpu`, where every"
+            " run is deterministic",
+            ("pipeline.device",),
+        )
+    if pipeline.compile is True:
+        yield Finding("pipeline.compile", f"true {_NOT_YET}; use `auto`, which is off for now")
+    if pipeline.staging_bytes != "auto":
+        yield Finding("pipeline.staging_bytes", f"a size {_NOT_YET}; use `auto`: the largest layer")
+    if config.checkpoint.save_steps is not None:
+        yield Finding(
+            "checkpoint.save_steps",
+            f"a number {_NOT_YET}, which writes the weights once, at the end of the run; use null",
+        )
+    if config.logging.tensorboard is True:
+        yield Finding(
+            "logging.tensorboard", f"true {_NOT_YET}; use `auto` and read `metrics.jsonl`"
+        )

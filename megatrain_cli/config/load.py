@@ -1,0 +1,180 @@
+"""Read a run's YAML file and the overrides of the command line into a `TrainConfig`.
+
+Every problem is reported at once, each as `file:line: dotted.key: problem. Did you mean ...?`;
+what comes from the command line is located as "override `key=value`".
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from megatrain_cli.config.check import Checker, show_value
+from megatrain_cli.config.paths import GivenPath, resolve_paths
+from megatrain_cli.config.rules import find_idle
+from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.config.tree import CoreDumper, Located, TreeError, read_tree
+from megatrain_cli.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A config, and how it came to be.
+
+    Attributes:
+        config: Valid; its paths are absolute.
+        path: The file it was read from, as given.
+        explicit: Dotted keys that the file or an override set.
+        notes: Keys that were set and have no effect, one line each, to be shown to the user.
+        given: The paths as they were written.
+        overrides: What the command line changed, as `key=value`.
+    """
+
+    config: TrainConfig
+    path: Path
+    explicit: frozenset[str]
+    notes: tuple[str, ...] = ()
+    given: tuple[GivenPath, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read a config file and lay overrides (`train.max_steps=5`) over it.
+
+    Raises:
+        ConfigError: Carries every problem found.
+    """
+    checker = Checker(str(path))
+    try:
+        tree, problems = read_tree(_read_text(path), lambda line: f"{path}:{line}")
+    except TreeError as error:
+        raise ConfigError(str(error)) from error
+    checker.problems += problems
+    if not isinstance(tree.value, dict):
+        got = "nothing" if tree.value is None else show_value(tree.plain())
+        raise ConfigError(
+            f"{tree.where}: wanted sections such as `model:`, `data:` and `train:`, got {got}"
+        )
+    root = _lay_over(tree.value, overrides, checker, str(path))
+    known = checker.drop_unknown(root)
+    resolved, given = resolve_paths(known, path.absolute().parent, checker.refuse)
+    explicit = frozenset(
+        f"{section}.{leaf}"
+        for section, node in known.items()
+        if isinstance(node.value, dict)
+        for leaf in node.value
+    )
+    config = checker.validate(resolved, explicit)
+    if checker.problems:
+        raise ConfigError(_in_file_order(checker.problems, str(path)))
+    notes = tuple(f"{f.key} {f.message}" for f in find_idle(config) if f.key in explicit)
+    return LoadedConfig(config, path, explicit, notes, given, tuple(overrides))
+
+
+def check_paths(loaded: LoadedConfig) -> None:
+    """Check that everything the config reads from is there.
+
+    Raises:
+        ConfigError: Names each missing path as it was written and as it was resolved.
+    """
+    problems: list[str] = []
+    for given in loaded.given:
+        where = f"{given.where}: {given.key}"
+        shown = f"`{given.text}`"
+        if given.text != str(given.resolved):
+            shown += f" (resolved to {given.resolved})"
+        if given.key == "train.output_dir":
+            if given.resolved.exists() and not given.resolved.is_dir():
+                problems.append(f"{where}: {shown} is a file; name a folder")
+        elif not given.resolved.exists():
+            what = "model folder" if given.key == "model.path" else "file"
+            problems.append(f"{where}: there is no {what} {shown}")
+        elif given.key == "model.path" and not given.resolved.is_dir():
+            problems.append(f"{where}: {shown} is a file; name the model's folder")
+        elif given.key != "model.path" and given.resolved.is_dir():
+            problems.append(f"{where}: {shown} is a folder; name its files")
+    if problems:
+        raise ConfigError(problems)
+
+
+def dump_config(config: TrainConfig) -> str:
+    """YAML that loads back to an equal config from any folder, given that its paths exist."""
+    return yaml.dump(
+        config.model_dump(mode="json"),
+        Dumper=CoreDumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=10_000,
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        resolved = "" if path.is_absolute() else f" (resolved to {path.absolute()})"
+        raise ConfigError(f"{path}: there is no such config file{resolved}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: this is a folder; name the config file in it") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from error
+
+
+def _lay_over(
+    root: dict[str, Located], overrides: Sequence[str], checker: Checker, file: str
+) -> dict[str, Located]:
+    seen: set[str] = set()
+    for override in overrides:
+        where = f"override `{override}`"
+        key, equals, text = override.partition("=")
+        parts = key.split(".")
+        if not equals or not all(parts):
+            checker.problems.append(f"{where}: wanted `section.key=value`")
+            continue
+        if key in seen:
+            checker.refuse(where, key, "given twice on the command line. Keep one")
+            continue
+        seen.add(key)
+        try:
+            value, problems = read_tree(text, _always(where))
+        except TreeError as error:
+            checker.problems.append(str(error))
+            continue
+        checker.problems += problems
+        root = _with(root, parts, value, where, file)
+    return root
+
+
+def _always(where: str) -> Callable[[int], str]:
+    return lambda _: where
+
+
+def _in_file_order(problems: Sequence[str], file: str) -> list[str]:
+    """Lines of the file in their order, then overrides."""
+    numbered = re.compile(re.escape(file) + r":(\d+): ")
+
+    def order(problem: str) -> tuple[bool, int]:
+        match = numbered.match(problem)
+        return problem.startswith("override "), int(match[1]) if match else 0
+
+    return sorted(problems, key=order)
+
+
+def _with(
+    node: dict[str, Located], parts: Sequence[str], value: Located, where: str, file: str
+) -> dict[str, Located]:
+    """A copy of the mapping in which the key at `parts` has the value."""
+    if len(parts) == 1:
+        return {**node, parts[0]: value}
+    child = node.get(parts[0], Located(file, {}))
+    below = child.value if isinstance(child.value, dict) else {}
+    changed = _with(below, parts[1:], value, where, file)
+    kept = child if isinstance(child.value, dict) else replace(child, where=where)
+    return {**node, parts[0]: replace(kept, value=changed)}

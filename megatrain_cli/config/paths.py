@@ -1,0 +1,102 @@
+"""Paths as they are written in a config, and the places they stand for.
+
+One base for all of them: the folder of the config file, wherever the command is run. A leading `~`
+is the home folder; `${NAME}` is an environment variable.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megatrain_cli.config.tree import Located
+
+PATH_KEYS = ("model.path", "data.train", "data.eval", "train.output_dir")
+
+_VARIABLE = re.compile(r"\$\{([^}]*)\}")
+
+
+@dataclass(frozen=True)
+class GivenPath:
+    """One path of a config: as the user wrote it, and as it was resolved.
+
+    Attributes:
+        key: Dotted key.
+        where: Where it was written, such as `config.yaml:3`.
+    """
+
+    key: str
+    where: str
+    text: str
+    resolved: Path
+
+
+class _UnusableError(Exception):
+    """A path that stands for no place; the message says why."""
+
+
+def resolve_path(text: str, folder: Path) -> Path:
+    """Expand `~` and `${NAME}`, then take the result from `folder` if it is relative."""
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1]
+        value = os.environ.get(name)
+        if value is None:
+            raise _UnusableError(
+                f"the environment variable `{name}` is not set; set it or write the path out"
+            )
+        return value
+
+    expanded = _VARIABLE.sub(value_of, text)
+    if "\0" in expanded:
+        raise _UnusableError("a path cannot hold a NUL character")
+    try:
+        return (folder / Path(expanded).expanduser()).resolve()
+    except RuntimeError as error:  # pathlib: no such user
+        raise _UnusableError(f"the home folder of {expanded.split('/')[0]} is not known") from error
+
+
+def resolve_paths(
+    root: dict[str, Located], folder: Path, refuse: Callable[[str, str, str], None]
+) -> tuple[dict[str, Located], tuple[GivenPath, ...]]:
+    """Replace every path text in the tree by its absolute form.
+
+    `refuse` is called with where, dotted key and problem for each path that stands for no place.
+
+    Returns:
+        The tree, and what was replaced, in the order of `PATH_KEYS`.
+    """
+    given: list[GivenPath] = []
+
+    def one(node: Located, key: str) -> Located:
+        if isinstance(node.value, list):
+            items = [one(item, f"{key}[{i}]") for i, item in enumerate(node.value)]
+            return replace(node, value=items)
+        if isinstance(node.value, dict) and "path" in node.value:
+            path = one(node.value["path"], f"{key}.path")
+            return replace(node, value={**node.value, "path": path})
+        if not isinstance(node.value, str) or not node.value:
+            return node
+        try:
+            resolved = resolve_path(node.value, folder)
+        except _UnusableError as error:
+            refuse(node.where, key, str(error))
+            return node
+        given.append(GivenPath(key, node.where, node.value, resolved))
+        if key == "model.path" and not resolved.is_dir() and not _looks_local(node.value):
+            return node  # may be the id of a model on a hub: shown and recorded as it is
+        return replace(node, value=str(resolved))
+
+    resolved_root = dict(root)
+    for key in PATH_KEYS:
+        section, _, leaf = key.partition(".")
+        parent = resolved_root.get(section)
+        if parent is not None and isinstance(parent.value, dict) and leaf in parent.value:
+            child = one(parent.value[leaf], key)
+            resolved_root[section] = replace(parent, value={**parent.value, leaf: child})
+    return resolved_root, tuple(given)
+
+
+def _looks_local(text: str) -> bool:
+    return text.startswith((".", "/", "~")) or "$" in text or text.count("/") != 1

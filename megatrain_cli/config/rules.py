@@ -1,0 +1,81 @@
+"""Rules that concern more than one key, and keys that have no effect where they stand."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatrain_cli.config.schema import TrainConfig
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to say about a config.
+
+    Attributes:
+        key: The dotted key that is shown, with the line where it stands.
+        message: What is wrong, then what to do.
+        reads: Other keys that the rule looked at. Where one of them is wrong already, the finding
+            would rest on a value that was never meant, and is not shown.
+    """
+
+    key: str
+    message: str
+    reads: tuple[str, ...] = ()
+
+
+def find_conflicts(config: TrainConfig, explicit: frozenset[str]) -> Iterator[Finding]:
+    """Combinations of values that cannot be trained with."""
+    train, optimizer, schedule = config.train, config.optimizer, config.schedule
+    if (train.max_steps is None) == (train.num_epochs is None):
+        both = train.max_steps is not None
+        yield Finding(
+            "train.num_epochs" if both else "train.max_steps",
+            "set together with `train.max_steps`; set exactly one of them and the other to null"
+            if both
+            else "missing; set exactly one of `train.max_steps` and `train.num_epochs`",
+            ("train.max_steps", "train.num_epochs"),
+        )
+    if schedule.warmup_steps and schedule.warmup_ratio is not None:
+        yield Finding(
+            "schedule.warmup_ratio",
+            "set together with `schedule.warmup_steps`; remove one of them",
+            ("schedule.warmup_steps",),
+        )
+    if optimizer.master != "fp32" and config.model.dtype != "bfloat16":
+        yield Finding(
+            "optimizer.master" if "optimizer.master" in explicit else "model.dtype",
+            f"`optimizer.master: {optimizer.master}` needs `model.dtype: bfloat16`, not "
+            f"{config.model.dtype}. Set one of `optimizer.master: fp32` and"
+            " `model.dtype: bfloat16`",
+            ("optimizer.master", "model.dtype"),
+        )
+    if optimizer.update == "eager" and optimizer.max_grad_norm is not None:
+        yield Finding(
+            "optimizer.update",
+            "`eager` updates a layer before the gradient norm is known, so it cannot clip. Set"
+            " `optimizer.max_grad_norm: null`, or `optimizer.update: auto`",
+            ("optimizer.max_grad_norm",),
+        )
+
+
+def find_idle(config: TrainConfig) -> Iterator[Finding]:
+    """Keys that do nothing in this config; said only where the user set them."""
+    if config.checkpoint.save_steps is None:
+        for key in ("checkpoint.keep_last", "checkpoint.async_save"):
+            yield Finding(key, "has no effect while `checkpoint.save_steps` is null")
+    if config.schedule.type == "constant":
+        yield Finding("schedule.min_lr_ratio", "has no effect with `schedule.type: constant`")
+    steps, warmup = config.train.max_steps, config.schedule.warmup_steps
+    if steps is not None and warmup >= steps:
+        yield Finding(
+            "schedule.warmup_steps",
+            f"the learning rate still rises when the run ends: {warmup} warm-up steps, {steps} in"
+            " all",
+        )
+    if config.pipeline.device == "cpu":
+        yield Finding("pipeline.target_pcie_utilization", "has no effect on the CPU")
+        if config.store.memory == "pinned":
+            yield Finding("store.memory", "has no effect on the CPU: nothing is copied to a device")
+        if config.train.deterministic:
+            yield Finding("train.deterministic", "has no effect on the CPU: it always is")
+    if config.data.train_on_prompt and config.data.format == "text":
+        yield Finding("data.train_on_prompt", "has no effect on texts: they have no prompt")

@@ -1,0 +1,233 @@
+"""Every key of a run's YAML file: its kind, its default and one sentence on what it does.
+
+A config is plain, frozen data and does no I/O. What concerns more than one key stands in
+`rules.py`, what this version cannot do yet in `later.py`; `load.py` applies both.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from megatrain_cli.config.kinds import (
+    Betas,
+    Count,
+    CountFrom0,
+    Device,
+    FilePath,
+    Number,
+    PositiveNumber,
+    PositiveShare,
+    Share,
+    Wanted,
+)
+
+DataFormat = Literal["auto", "alpaca", "sharegpt", "messages", "prompt_completion", "text"]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, strict, unknown keys refused, field docs in place."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+
+class ModelSection(Section):
+    """What is trained."""
+
+    path: FilePath
+    """Hugging Face model folder: config, tokenizer and safetensors weights."""
+    init: Literal["pretrained", "random"] = "pretrained"
+    """`pretrained` reads the folder's weights; `random` needs only its `config.json`."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Number format of the weights and of the computation on the device."""
+    attention: Literal["auto", "sdpa", "flash_attention_2", "flex_attention", "eager"] = "auto"
+    """Attention kernel; `auto` takes the fastest one that is exact for the model."""
+    trust_remote_code: bool = False
+    """Whether Python code in the model folder may run."""
+
+
+class DataSource(Section):
+    """One file of training rows."""
+
+    path: FilePath
+    """The file."""
+    format: DataFormat | None = None
+    """Format of its rows; null takes `data.format`."""
+    weight: PositiveNumber | None = None
+    """How often its rows are drawn, relative to the other files; null draws each row once."""
+
+
+def _sources(value: object) -> object:
+    """Bring the three ways to name files to one: a tuple of `{path, format, weight}`."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return tuple({"path": item} if isinstance(item, str) else item for item in items)
+
+
+class DataSection(Section):
+    """What it learns from."""
+
+    train: Annotated[
+        tuple[DataSource, ...],
+        BeforeValidator(_sources),
+        Field(min_length=1),
+        Wanted("a path, a list of paths, or a list of {path, format}"),
+    ]
+    """Training files: a path, a list of paths, or a list of `{path, format, weight}`."""
+    eval: FilePath | None = None
+    """File of rows to evaluate on."""
+    format: DataFormat = "auto"
+    """Format of the rows; `auto` tells from the keys of the first row."""
+    max_length: Count = 1024
+    """Longest sequence, in tokens."""
+    packing: bool = False
+    """Whether several documents share a row; none attends to another."""
+    overlong: Literal["truncate", "drop", "error"] = "truncate"
+    """What happens to a row that is longer than `max_length`."""
+    train_on_prompt: bool = False
+    """Whether prompts are learned too, not answers alone."""
+    shuffle: bool = True
+    """Whether rows come in a new random order each epoch."""
+
+
+class TrainSection(Section):
+    """How long, in what portions, and where the results go."""
+
+    output_dir: FilePath
+    """The run folder: metrics, the config as it was read, and the weights."""
+    max_steps: Count | None = None
+    """Optimizer steps to make; exactly one of `max_steps` and `num_epochs`."""
+    num_epochs: PositiveNumber | None = None
+    """Passes over the data to make; a part of a pass may be asked for."""
+    micro_batch_size: Count = 4
+    """Rows that pass through a layer at once."""
+    gradient_accumulation_steps: Count = 1
+    """Micro-batches in one optimizer step."""
+    seed: CountFrom0 = 42
+    """Decides the order of rows, random weights and random rounding."""
+    deterministic: bool = False
+    """Whether two runs must agree to the last bit on one machine."""
+
+
+class OptimizerSection(Section):
+    """How parameters change: AdamW on the CPU."""
+
+    learning_rate: Number = 2e-5
+    """Highest learning rate; the schedule scales it."""
+    betas: Betas = (0.9, 0.999)
+    """Decay of the first and second moment."""
+    eps: PositiveNumber = 1e-8
+    """Added to the denominator."""
+    weight_decay: Number = 0.0
+    """Decoupled decay; parameters with one dimension (norms, biases) are not decayed."""
+    max_grad_norm: PositiveNumber | None = 1.0
+    """Global gradient norm to clip to; null does not clip."""
+    master: Literal["fp32_split", "bf16", "bf16_stochastic", "fp32"] = "fp32_split"
+    """How the exact weights are kept; `fp32_split` is FP32-exact at 14 bytes a parameter."""
+    update: Literal["auto", "deferred", "eager"] = "auto"
+    """When layers are updated: `deferred` after backward, `eager` during it (no clipping)."""
+    threads: Count | Literal["auto"] = "auto"
+    """CPU threads of the optimizer; `auto` is one a physical core."""
+
+
+class ScheduleSection(Section):
+    """The learning rate as a function of the step."""
+
+    type: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the learning rate falls after warm-up."""
+    warmup_steps: CountFrom0 = 0
+    """Steps over which the learning rate rises from 0."""
+    warmup_ratio: Share | None = None
+    """The same as a share of all steps; at most one of the two."""
+    min_lr_ratio: Share = 0.1
+    """Where the fall ends, as a share of `optimizer.learning_rate`."""
+
+
+class KeepLayers(Section):
+    """Activations of some layers are kept on the device; the others' are computed again."""
+
+    keep_layers: CountFrom0
+    """How many of the last layers keep their activations."""
+    offload: bool = False
+    """Whether layer inputs wait in host RAM instead of on the device."""
+
+
+class PipelineSection(Section):
+    """How layers pass through the device."""
+
+    device: Device = "auto"
+    """Where layers are computed; `auto` is the first CUDA device, or the CPU if there is none."""
+    grad_slabs: Count | Literal["auto"] = 12
+    """Pinned host slabs for gradients in flight; `auto` is 1.5 a micro-batch, at least 2."""
+    staging_buffers: Count = 2
+    """Device slots that hold one layer's weights each; with 1 nothing is fetched ahead."""
+    staging_bytes: Count | Literal["auto"] = "auto"
+    """Size of one pinned staging buffer; `auto` is the largest layer."""
+    target_pcie_utilization: PositiveShare = 0.8
+    """Share of the link's measured speed below which the report names a bottleneck."""
+    activations: Annotated[
+        Literal["auto", "recompute", "keep"] | KeepLayers,
+        Wanted("`auto`, `recompute`, `keep` or {keep_layers: N, offload: true|false}"),
+    ] = "auto"
+    """What is kept of forward for backward: layer inputs alone, everything, or some of it."""
+    compile: bool | Literal["auto"] = "auto"
+    """Whether layer templates are compiled with `torch.compile`."""
+
+
+class StoreSection(Section):
+    """Where the parameters live."""
+
+    memory: Literal["auto", "pageable", "pinned"] = "auto"
+    """Host memory of the master store; `auto` page-locks it where the machine allows."""
+
+
+class CheckpointSection(Section):
+    """What survives."""
+
+    save_steps: Count | None = None
+    """Steps between checkpoints; null saves only at the end."""
+    keep_last: Count = 2
+    """Checkpoints to keep; older ones are deleted."""
+    async_save: bool = True
+    """Whether training goes on while a checkpoint is written."""
+
+
+class LoggingSection(Section):
+    """What is written down while it runs."""
+
+    log_steps: Count = 1
+    """Steps between two lines on the terminal; `metrics.jsonl` has every step."""
+    tensorboard: bool | Literal["auto"] = "auto"
+    """Whether TensorBoard files are written; `auto` where its package is installed."""
+
+
+class EvalSection(Section):
+    """How it is judged while it runs."""
+
+    steps: Count | None = None
+    """Steps between evaluations; null does not evaluate."""
+
+
+class TrainConfig(Section):
+    """All that a user asks of a run."""
+
+    model: ModelSection
+    """What is trained."""
+    data: DataSection
+    """What it learns from."""
+    train: TrainSection
+    """How long, in what portions, and where the results go."""
+    optimizer: OptimizerSection = OptimizerSection()
+    """How parameters change."""
+    schedule: ScheduleSection = ScheduleSection()
+    """The learning rate as a function of the step."""
+    pipeline: PipelineSection = PipelineSection()
+    """How layers pass through the device."""
+    store: StoreSection = StoreSection()
+    """Where the parameters live."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """What survives."""
+    logging: LoggingSection = LoggingSection()
+    """What is written down while it runs."""
+    eval: EvalSection = EvalSection()
+    """How it is judged while it runs."""

@@ -1,0 +1,85 @@
+"""`metrics.jsonl`: one JSON object a step, appended and flushed as the run goes.
+
+Every line is valid JSON. A number that JSON cannot hold is written as a text: "NaN", "Infinity" or
+"-Infinity". A run that is killed while it writes leaves at most one cut line, the last; reading
+leaves it out, and the next `Journal` on the file removes it before it appends.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from megatrain_cli.errors import CorruptError, StorageError
+from megatrain_cli.report.records import StepRecord
+
+
+class Journal:
+    """Appends records to a file; each is on disk, as far as the OS is concerned, on return."""
+
+    def __init__(self, path: Path) -> None:
+        """Open for appending; the file is made if absent, its folder must exist."""
+        self._path = path
+        try:
+            _remove_cut_line(path)
+            self._file = path.open("a", encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def write(self, record: StepRecord) -> None:
+        """Append one line.
+
+        Raises:
+            StorageError: The disk refused it.
+        """
+        try:
+            self._file.write(json.dumps(record.to_json(), allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise StorageError(f"{self._path}: cannot be written: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+
+def read_journal(path: Path) -> tuple[StepRecord, ...]:
+    """Every whole line of a journal, in order.
+
+    Raises:
+        CorruptError: A line that was written whole is not a record; names the line.
+    """
+    return tuple(_records(path, path.read_bytes()))
+
+
+def _records(path: Path, raw: bytes) -> Iterator[StepRecord]:
+    whole, _, _cut = raw.rpartition(b"\n")
+    for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
+        try:
+            record = StepRecord.from_json(json.loads(line))
+        except ValueError as error:
+            raise CorruptError(f"{path}:{number}: not a step record: {error}") from error
+        yield record
+
+
+def _remove_cut_line(path: Path) -> None:
+    if not path.exists():
+        return
+    raw = path.read_bytes()
+    if raw and not raw.endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(raw.rfind(b"\n") + 1)

@@ -1,0 +1,91 @@
+"""A plan as a table: who owns which bytes, where, and by what formula."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from megatrain_cli.units import show_bytes
+
+
+class PlanLineView(Protocol):
+    """One row of the bill, as far as showing it needs."""
+
+    @property
+    def owner(self) -> str:
+        """Who holds the bytes."""
+
+    @property
+    def place(self) -> str:
+        """`host pageable`, `host pinned` or `device`."""
+
+    @property
+    def num_bytes(self) -> int:
+        """How many."""
+
+    @property
+    def formula(self) -> str:
+        """Where the number comes from."""
+
+
+class PlanView(Protocol):
+    """A plan, as far as showing it needs. `report` stands below what decides plans."""
+
+    @property
+    def lines(self) -> Sequence[PlanLineView]:
+        """The bill."""
+
+    @property
+    def shortfalls(self) -> Sequence[str]:
+        """What does not fit, and what to change; empty if the run fits."""
+
+    @property
+    def summary(self) -> Sequence[tuple[str, str]]:
+        """Other decisions, as label and text."""
+
+
+# Nothing is cut where the output is a file: wider than any row, so that each stays on one line.
+_WIDTH_IN_A_FILE = 400
+
+
+def show_plan(plan: PlanView, console: Console) -> None:
+    """Print the summary, one row an owner, the total of each place, and what does not fit."""
+    summary = Table.grid(padding=(0, 2))
+    for label, text in plan.summary:
+        summary.add_row(Text(label, style="bold"), Text(text))
+    print_table(summary, console)
+    bill = Table(box=None, pad_edge=False, header_style="bold")
+    bill.add_column("owner")
+    bill.add_column("place")
+    bill.add_column("bytes", justify="right")
+    bill.add_column("formula")
+    totals: dict[str, int] = {}
+    for line in plan.lines:
+        size = Text(show_bytes(line.num_bytes))
+        bill.add_row(Text(line.owner), Text(line.place), size, Text(line.formula, style="dim"))
+        totals[line.place] = totals.get(line.place, 0) + line.num_bytes
+    for place, num_bytes in totals.items():
+        total = Text(show_bytes(num_bytes), style="bold")
+        bill.add_row(Text("total", style="bold"), Text(place, style="bold"), total, Text())
+    console.print()
+    print_table(bill, console)
+    for shortfall in plan.shortfalls:
+        say(f"does not fit: {shortfall}", console, style="bold red")
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table; outside a terminal its rows are never wrapped or cut."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table, width=_WIDTH_IN_A_FILE, crop=False)
+    for line in captured.get().splitlines():
+        say(line.rstrip(), console)
+
+
+def say(text: str, console: Console, style: str | None = None) -> None:
+    """Print one line as it is: brackets are no markup, and it is not wrapped at any width."""
+    console.print(Text(text, style=style or ""), soft_wrap=True)

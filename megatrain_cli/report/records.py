@@ -1,0 +1,87 @@
+"""What one optimizer step measured, as plain values."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_NAMES = {math.inf: "Infinity", -math.inf: "-Infinity"}
+_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+JsonNumber = float | int | str
+"""A number in JSON. JSON has no NaN and no infinity: those are the texts of `_NUMBERS`."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step.
+
+    Attributes:
+        step: Steps completed, this one included; the first is 1.
+        loss: Mean over the step's supervised tokens, before the update.
+        learning_rate: Used by this step's update.
+        grad_norm: Global norm before clipping.
+        tokens: Supervised tokens of the step.
+        tokens_per_second: All tokens that passed through the model, padding left out, a second.
+        seconds: Wall time of the step.
+        phases: Seconds by phase; phases may overlap, so their sum may exceed `seconds`.
+        epoch: Passes over the data so far, as a fraction.
+        rows: Rows of data in the step.
+    """
+
+    step: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens: int
+    tokens_per_second: float
+    seconds: float
+    phases: Mapping[str, float] = field(default_factory=dict)
+    epoch: float = 0.0
+    rows: int = 0
+
+    def to_json(self) -> dict[str, JsonNumber | dict[str, JsonNumber]]:
+        """The record as JSON values; the keys are the attributes, in their order."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        phases = {name: _to_json(seconds) for name, seconds in self.phases.items()}
+        return {name: _to_json(value) for name, value in values.items() if name != "phases"} | {
+            "phases": phases
+        }
+
+    @classmethod
+    def from_json(cls, values: object) -> "StepRecord":
+        """Invert `to_json`; keys that only a later version writes are left out.
+
+        Raises:
+            ValueError: Not an object, or a key is missing or is not a number.
+        """
+        if not isinstance(values, Mapping):
+            raise ValueError("not an object")  # noqa: TRY004 - bad data, not a bad call
+        known: dict[str, object] = {}
+        for f in dataclasses.fields(cls):
+            if f.name == "phases":
+                phases = values.get("phases", {})
+                if not isinstance(phases, Mapping):
+                    raise ValueError("phases is not a mapping")
+                known["phases"] = {name: _from_json(name, value) for name, value in phases.items()}
+            elif f.name in values:
+                number = _from_json(f.name, values[f.name])
+                known[f.name] = number if f.type is int else float(number)
+        try:
+            return cls(**known)  # type: ignore[arg-type] # each value was made a number above
+        except TypeError as error:
+            raise ValueError(f"not a step: {error}") from error
+
+
+def _to_json(value: float) -> JsonNumber:
+    if math.isnan(value):
+        return "NaN"
+    return _NAMES.get(value, value)
+
+
+def _from_json(name: str, value: object) -> float:
+    if isinstance(value, str) and value in _NUMBERS:
+        return _NUMBERS[value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    raise ValueError(f"{name} is not a number")
