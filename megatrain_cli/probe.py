@@ -55,7 +55,9 @@ def host_memory(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc"))
 
 def usable_cores(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
     """Cores by affinity, or fewer where a cgroup's CPU quota says so; at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     for folder in _cgroup_folders(root, proc, "cpu"):
         try:
             quota, period = (folder / "cpu.max").read_text().split()

@@ -26,9 +26,7 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msg
 
 def weights_bytes(store: MasterStore) -> int:
     """Bytes of the weight files, headers aside."""
-    return sum(
-        tile.layout.layer.numel * tile.weights.element_size() for tile in store.tiles
-    )
+    return sum(tile.layout.layer.numel * tile.weights.element_size() for tile in store.tiles)
 
 
 def check_room(folder: Path, num_bytes: int) -> None:

@@ -23,13 +23,14 @@ def plan(
     loaded = read_config(config, overrides)
     from megatrain_cli.report.console import data, talk
     from megatrain_cli.report.plan_view import say, show_plan
-    from megatrain_cli.train.assemble import plan_run
+    from megatrain_cli.pipeline.ops import schedule_text
+    from megatrain_cli.train.assemble import plan_run, schedule_of
 
     run_plan = plan_run(loaded)
     if as_json:
         values = {**run_plan.to_json(), "config": loaded.config.model_dump(mode="json")}
         if schedule:
-            values["schedule"] = run_plan.schedule_text().splitlines()
+            values["schedule"] = schedule_text(schedule_of(run_plan)).splitlines()
         typer.echo(json.dumps(values, indent=2))
         for shortfall in run_plan.shortfalls:
             say(f"does not fit: {shortfall}", talk())
@@ -37,6 +38,6 @@ def plan(
         show_plan(run_plan, data())
         if schedule:
             typer.echo()
-            typer.echo(run_plan.schedule_text())
+            typer.echo(schedule_text(schedule_of(run_plan)))
     if run_plan.shortfalls:
         raise typer.Exit(1)

@@ -1,7 +1,7 @@
-"""Read the rows of data files: lines or arrays of JSON, each checked, each with its place.
+r"""Read the rows of data files: lines or arrays of JSON, each checked, each with its place.
 
 A row is refused with its file, line and field, and never printed: it may be private, or huge.
-Files are read as bytes and cut at b"\\n" only. Text mode and `splitlines` also cut at U+2028,
+Files are read as bytes and cut at b"\n" only. Text mode and `splitlines` also cut at U+2028,
 which JSON allows inside a string, and so make two broken lines of one good row.
 """
 

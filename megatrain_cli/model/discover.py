@@ -120,6 +120,7 @@ def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: st
         tied=owners.tied,
         has_dropout=has_dropout,
         max_positions=getattr(config, "max_position_embeddings", None),
+        num_heads=getattr(config, "num_attention_heads", 1),
     )
     return Skeleton(
         spec=spec,

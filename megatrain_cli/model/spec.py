@@ -66,7 +66,7 @@ class ModelSpec:
     tied: tuple[str, ...]
     has_dropout: bool
     max_positions: int | None
-    num_heads: int
+    num_heads: int = 1
 
     @property
     def embed(self) -> LayerSpec:

@@ -37,15 +37,16 @@ class HiddenBuffers:
                 if device.type == "cuda":
                     self._arena.register(cut)
                 self._flat[buffer] = cut.view(dtype)
-        self._shape: tuple[int, ...] = ()
+        self._shapes: list[tuple[int, ...]] = []
 
-    def use_shape(self, shape: tuple[int, ...]) -> None:
-        """The `(B, T, D)` of the micro-batches of this step."""
-        self._shape = shape
+    def use_shapes(self, shapes: list[tuple[int, ...]]) -> None:
+        """The `(B, T, D)` of each micro-batch of the step that is issued next."""
+        self._shapes = shapes
 
     def __getitem__(self, buffer: Buffer) -> torch.Tensor:
         """The buffer as `(B, T, D)`."""
-        return self._flat[buffer][: math.prod(self._shape)].view(self._shape)
+        shape = self._shapes[buffer.micro_batch]
+        return self._flat[buffer][: math.prod(shape)].view(shape)
 
     def move(self, op: Op) -> None:
         """Carry out an `OFFLOAD` or a `FETCH` on the current stream."""

@@ -17,7 +17,8 @@ from megatrain_cli.errors import InternalError, MegatrainError
 from megatrain_cli.model.handles import saved_weights
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.loss import chunked_loss, supervised_positions
-from megatrain_cli.model.template import Head, LayerArgs, LayerTemplate, Prologue
+from megatrain_cli.model.recorder import LayerArgs
+from megatrain_cli.model.template import Head, LayerTemplate, Prologue
 from megatrain_cli.pipeline.activations import HiddenBuffers
 from megatrain_cli.pipeline.gradients import GradientCollector
 from megatrain_cli.pipeline.lanes import Fence, Lanes, Mark
@@ -91,8 +92,10 @@ class Executor:
         store: Tiles in layer order; the only home of weights between steps.
         head_chunk: Positions per chunk of the head.
         max_elements: Elements of the largest `(B, T, D)` hidden state.
+        tied: Names of the embedding's parameters that the head uses too.
         gateway: None if tiles can be copied from in place.
         slabs: None if gradients land in their tiles.
+        poison: Fill slots with NaN when they are given back, to show reads that come too late.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class Executor:
         head_chunk: int,
         max_elements: int,
         hidden_size: int,
+        tied: Sequence[str],
         gateway: Gateway | None,
         slabs: SlabPool | None,
         poison: bool = False,
@@ -120,8 +124,8 @@ class Executor:
         self._gateway, self._slabs, self._poison = gateway, slabs, poison
         self._layouts: list[LayerLayout] = [tile.layout for tile in store.tiles]
         self._tied_at = self._layouts[-1].numel  # the embedding's place in the head's slot
-        tied = [i for i, e in enumerate(self._layouts[0].entries) if e.param.name in head.tied]
-        self._tied = tied
+        names = [entry.param.name for entry in self._layouts[0].entries]
+        tied_places = [names.index(name) for name in tied]
         slot_numel = max(self.slot_numel(i) for i in range(shape.num_layers))
         self._slots = [StagingBuffer(slot_numel, dtype, device) for _ in range(shape.num_slots)]
         largest = max(layout.numel for layout in self._layouts)
@@ -129,7 +133,7 @@ class Executor:
             torch.zeros(largest, dtype=dtype, device=device) for _ in range(GRADIENT_BUFFERS)
         ]
         self._collector = GradientCollector(
-            self._layouts, tied, shape.num_micro_batches, device
+            self._layouts, tied_places, shape.num_micro_batches, device
         )
         self._hidden = HiddenBuffers(ops, max_elements, dtype, device)
         # One squared norm a layer, then the loss.
@@ -166,14 +170,14 @@ class Executor:
         """Issue one optimizer step and return, with host work possibly still pending.
 
         Args:
-            batch: All of the step's micro-batches, of one shape.
+            batch: All of the step's micro-batches; their shapes may differ.
             host: Called on the host lane when gradients are there.
             seed: Random seed of (layer, micro-batch), for dropout; the same in recompute.
         """
         picked = [supervised_positions(mb.labels) for mb in batch]
         num_targets = sum(len(targets) for _, targets in picked)
         step = _Running(batch, picked, 1.0 / max(num_targets, 1), seed, host)
-        self._hidden.use_shape((*batch[0].input_ids.shape, self._hidden_size))
+        self._hidden.use_shapes([(*mb.input_ids.shape, self._hidden_size) for mb in batch])
         start = loss = self._lanes.mark()
         clipped = self._lanes.fence()
         for op in self._ops:
@@ -285,17 +289,17 @@ class Executor:
             self._totals[self._shape.num_layers].zero_()
         self._seed(op.layer, mb, step)
         positions, targets = map(self._upload, step.picked[mb])
-        tied = self._prologue.leaves(flat[self._tied_at :]) if self._tied else []
+        tied = self._head.tied_leaves(flat[self._tied_at :]) if self._shape.tied else []
         hidden = self._hidden[self._shape.input_of(op.layer, mb)].view(-1, self._hidden_size)
         loss, gradient = chunked_loss(
             self._head,
             self._head.leaves(flat),
-            [tied[i] for i in self._tied],
+            tied,
             hidden.index_select(0, positions),
             targets,
-            step.scale,
-            self._head_chunk,
-            [*self._collector.head_sums, *self._collector.tied_sums],
+            scale=step.scale,
+            chunk=self._head_chunk,
+            sums=[*self._collector.head_sums, *self._collector.tied_sums],
         )
         self._totals[self._shape.num_layers] += loss.double() * step.scale
         out = self._hidden[op.buffer("output_gradient")].view(-1, self._hidden_size)

@@ -63,9 +63,7 @@ class GradientCollector:
         """Before the first micro-batch's loss."""
         torch._foreach_zero_([*self.head_sums, *self.tied_sums])
 
-    def add(
-        self, layer: int, gradients: Sequence[torch.Tensor | None], *, first: bool
-    ) -> None:
+    def add(self, layer: int, gradients: Sequence[torch.Tensor | None], *, first: bool) -> None:
         """Add one micro-batch's gradients of a layer, in layout order; None counts as zero."""
         if self._single:
             return

@@ -212,7 +212,6 @@ class CudaLanes:
             raise self._failure
 
 
-
 class _HostFence:
     def __init__(self, lanes: CudaLanes, reached: _HostRecord) -> None:
         self._lanes, self._reached = lanes, reached

@@ -211,9 +211,7 @@ class _Builder:
     def _slot_to_fill(self, done: int, visit: int) -> int | None:
         """A slot no coming visit is assigned to; of several, that needed again the latest."""
         shape = self.shape
-        idle = [
-            s for s in range(shape.num_slots) if self.slot_busy_until.get(s, -1) <= done
-        ]
+        idle = [s for s in range(shape.num_slots) if self.slot_busy_until.get(s, -1) <= done]
         rest = shape.visits[visit:]
 
         def next_use(slot: int) -> int:

@@ -117,12 +117,19 @@ def _check_counts(ops: Sequence[Op], shape: PipelineShape) -> None:
     body = range(shape.head)
     wanted = Counter(
         [(Kind.FORWARD, i, mb, None) for i in body for mb in micro_batches]
-        + [(Kind.RECOMPUTE, i, mb, None) for i in body for mb in micro_batches if i not in shape.kept]
+        + [
+            (Kind.RECOMPUTE, i, mb, None)
+            for i in body
+            for mb in micro_batches
+            if i not in shape.kept
+        ]
         + [(Kind.BACKWARD, i, mb, None) for i in body for mb in micro_batches]
         + [(Kind.LOSS, shape.head, mb, None) for mb in micro_batches]
         + [(Kind.CLIP, -1, None, None)]
     )
-    pieces = [(i, p) for i in layers for p in (range(shape.pieces[i]) if shape.num_slabs else [None])]
+    pieces = [
+        (i, p) for i in layers for p in (range(shape.pieces[i]) if shape.num_slabs else [None])
+    ]
     wanted += Counter((Kind.STREAM_OUT, i, None, p) for i, p in pieces)
     if shape.eager:
         wanted += Counter((Kind.UPDATE, i, None, p) for i, p in pieces)

@@ -27,6 +27,7 @@ class Decisions:
         slot_numel: Elements of a device slot: the largest run, with the embedding's beside the
             head's when they are tied.
         keep_layers: How many decoder layers, the last ones, keep their activations.
+        micro_batch_size: Rows that pass through a layer at once; 1 on the CPU, whatever was asked.
         head_chunk: Positions per chunk of the head.
     """
 
@@ -73,10 +74,15 @@ def decide(
     eager = config.optimizer.update == "eager"
     pin = machine.has_cuda and config.store.memory != "pageable" and can_pin
     accumulation = config.train.gradient_accumulation_steps
+    rows = config.train.micro_batch_size
+    if not machine.has_cuda:
+        # A CPU gains nothing from a rectangle of rows, and pays for its padding.
+        rows, accumulation = 1, rows * accumulation
     # With page-locked tiles and deferred updates nothing would be gained by a stop on the way.
     direct = pin and not eager
     slabs = config.pipeline.grad_slabs
-    num_slabs = max(2, math.ceil(1.5 * accumulation)) if slabs == "auto" else slabs
+    asked = config.train.gradient_accumulation_steps
+    num_slabs = max(2, math.ceil(1.5 * asked)) if slabs == "auto" else slabs
     keep, offload = _activations(config, spec)
     body = spec.decoder_layers
     slab_numel = max(layout.numel for layout in layouts[1 : len(body) + 1])
@@ -95,7 +101,7 @@ def decide(
         slot_numel=max(head_numel, *(layout.numel for layout in layouts)),
         num_slabs=0 if direct else num_slabs,
         slab_numel=slab_numel,
-        micro_batch_size=config.train.micro_batch_size,
+        micro_batch_size=rows,
         num_micro_batches=accumulation,
         max_length=config.data.max_length,
         keep_layers=keep,

@@ -168,7 +168,9 @@ def layer_inputs(sizes: Sizes) -> PlanLine:
         recomputed = len(sizes.spec.decoder_layers) - d.keep_layers
         count += min(2, recomputed) - recomputed
     count *= d.num_micro_batches
-    return PlanLine("layer inputs", sizes.device, count * sizes.hidden_bytes, f"{count} x B x T x D")
+    return PlanLine(
+        "layer inputs", sizes.device, count * sizes.hidden_bytes, f"{count} x B x T x D"
+    )
 
 
 def output_gradients(sizes: Sizes) -> PlanLine:
@@ -194,7 +196,9 @@ def working_set(sizes: Sizes) -> PlanLine:
     graph = max(graph_bytes(sizes, layer) for layer in layers)
     gradients = max(sizes.largest_numel, *(layer.numel for layer in layers)) * sizes.width
     num_bytes = graph + gradients + 4 * sizes.hidden_bytes
-    return PlanLine("one layer at work", sizes.device, num_bytes, "graph + gradients + 4 x B x T x D")
+    return PlanLine(
+        "one layer at work", sizes.device, num_bytes, "graph + gradients + 4 x B x T x D"
+    )
 
 
 def head_chunk(sizes: Sizes) -> PlanLine:

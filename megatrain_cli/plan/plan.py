@@ -17,11 +17,15 @@ class RunPlan:
 
     Attributes:
         lines: The bill, by owner.
+        layer_numels: Elements of each layer's run, in order.
+        tied: Whether the head shares the embedding's weights.
         shortfalls: One line for each place where the bill exceeds what there is; empty if it fits.
     """
 
     decisions: Decisions
     machine: MachineSpec
+    layer_numels: tuple[int, ...]
+    tied: bool
     lines: tuple[PlanLine, ...]
     shortfalls: tuple[str, ...]
     summary: tuple[tuple[str, str], ...]
@@ -76,7 +80,8 @@ def make_plan(
             f"{show_bytes(device - machine.device_bytes)} are missing. {_device_remedy(decisions)}"
         )
     summary = _summary(config, spec, decisions, machine)
-    return RunPlan(decisions, machine, lines, tuple(shortfalls), summary)
+    numels = tuple(layout.numel for layout in layouts)
+    return RunPlan(decisions, machine, numels, bool(spec.tied), lines, tuple(shortfalls), summary)
 
 
 def _host_remedy(decisions: Decisions, spec: ModelSpec) -> str:

@@ -1,0 +1,210 @@
+"""A config becomes live objects, in order; the only place that constructs them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from megatrain_cli.config.load import LoadedConfig
+from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.data.examples import Examples
+from megatrain_cli.errors import DeviceError, ModelError, PlanError
+from megatrain_cli.model.discover import discover
+from megatrain_cli.model.initial import RandomLayers
+from megatrain_cli.model.skeleton import Skeleton
+from megatrain_cli.model.template import Head, LayerTemplate, Prologue
+from megatrain_cli.optim.worker import TileUpdater
+from megatrain_cli.pipeline.executor import Executor
+from megatrain_cli.pipeline.lanes import CudaLanes, InlineLanes, Lanes
+from megatrain_cli.pipeline.ops import Op
+from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
+from megatrain_cli.pipeline.slabs import SlabPool
+from megatrain_cli.pipeline.staging import Gateway
+from megatrain_cli.pipeline.verify import check_schedule
+from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.plan.plan import RunPlan, make_plan
+from megatrain_cli.probe import probe_machine
+from megatrain_cli.report.console import RunConsole
+from megatrain_cli.store.load import fill_random, fill_store
+from megatrain_cli.store.master import MasterStore
+from megatrain_cli.store.source import SafetensorsSource
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass
+class Engine:
+    """Everything that lives as long as a run computes."""
+
+    plan: RunPlan
+    skeleton: Skeleton
+    store: MasterStore
+    executor: Executor
+    lanes: Lanes
+    updater: TileUpdater
+
+    def close(self) -> None:
+        """End threads, release memory."""
+        self.lanes.close()
+        self.updater.close()
+        self.executor.close()
+        self.store.close()
+
+
+def plan_run(loaded: LoadedConfig) -> RunPlan:
+    """What a run would hold on this machine. Reads the model's config, no weights."""
+    return prepare(loaded)[1]
+
+
+def prepare(loaded: LoadedConfig) -> tuple[Skeleton, RunPlan]:
+    """The model without weights, and the plan for it."""
+    skeleton = _discover(loaded.config)
+    return skeleton, _plan(loaded.config, skeleton)
+
+
+def schedule_of(plan: RunPlan) -> tuple[Op, ...]:
+    """The ops of one step of a planned run."""
+    return build_schedule(_shape(plan))
+
+
+def assemble(
+    loaded: LoadedConfig, skeleton: Skeleton, plan: RunPlan, console: RunConsole
+) -> Engine:
+    """Build the engine: store, weights, pipeline.
+
+    Raises:
+        PlanError: The run does not fit; nothing was allocated.
+        ModelError: The folder's weights and the model's parameters do not match.
+    """
+    config = loaded.config
+    if plan.shortfalls:
+        raise PlanError("\n".join(plan.shortfalls))
+    store = MasterStore(skeleton.layouts, plan.decisions.tile_format)
+    if plan.decisions.pin_store:
+        plan = _pin(config, skeleton, plan, store, console)
+    _fill(config, skeleton, store, plan.decisions.threads)
+    device = torch.device(plan.machine.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    lanes: Lanes = CudaLanes(device) if device.type == "cuda" else InlineLanes()
+    executor = build_executor(skeleton, plan, store, lanes)
+    updater = TileUpdater(plan.decisions.threads, fmt=plan.decisions.tile_format)
+    return Engine(plan, skeleton, store, executor, lanes, updater)
+
+
+def build_executor(
+    skeleton: Skeleton, plan: RunPlan, store: MasterStore, lanes: Lanes, *, poison: bool = False
+) -> Executor:
+    """The pipeline over a filled store, its schedule proved."""
+    d = plan.decisions
+    spec = skeleton.spec
+    device = torch.device(plan.machine.device)
+    dtype = DTYPES[d.dtype]
+    shape = _shape(plan)
+    ops = build_schedule(shape)
+    check_schedule(ops, shape)
+    skeleton.move_buffers(device)
+    on_gpu = device.type == "cuda"
+    largest = max(layout.numel for layout in skeleton.layouts)
+    executor = Executor(
+        ops=ops,
+        shape=shape,
+        lanes=lanes,
+        store=store,
+        prologue=Prologue(skeleton),
+        layers=[LayerTemplate(skeleton, i) for i in range(len(spec.decoder_layers))],
+        head=Head(skeleton),
+        dtype=dtype,
+        device=device,
+        head_chunk=d.head_chunk,
+        max_elements=d.micro_batch_size * d.max_length * spec.hidden_size,
+        hidden_size=spec.hidden_size,
+        tied=spec.tied,
+        gateway=Gateway(largest, dtype) if on_gpu and not d.pin_store else None,
+        slabs=SlabPool(d.num_slabs, d.slab_numel, dtype, pin=on_gpu) if d.num_slabs else None,
+        poison=poison,
+    )
+    if on_gpu:
+        # Buffers were zeroed on this stream; the lanes' streams start after it.
+        torch.cuda.current_stream().synchronize()
+    return executor
+
+
+def check_examples(examples: Examples, skeleton: Skeleton, folder: Path) -> None:
+    """Refuse a tokenizer that does not belong to the model."""
+    largest = int(examples.tokens.max())
+    if largest >= skeleton.spec.vocab_size:
+        raise ModelError(
+            f"The tokenizer in {folder} gives token {largest} and the model's vocabulary has "
+            f"{skeleton.spec.vocab_size} entries: they do not belong together."
+        )
+
+
+def _discover(config: TrainConfig) -> Skeleton:
+    attention = "sdpa" if config.model.attention == "auto" else config.model.attention
+    skeleton = discover(
+        Path(config.model.path), dtype=DTYPES[config.model.dtype], attention=attention
+    )
+    limit = skeleton.spec.max_positions
+    if limit is not None and config.data.max_length > limit:
+        raise ModelError(
+            f"data.max_length is {config.data.max_length} and {skeleton.spec.architecture} has "
+            f"{limit} positions. Set data.max_length to at most {limit}."
+        )
+    return skeleton
+
+
+def _plan(config: TrainConfig, skeleton: Skeleton) -> RunPlan:
+    machine = probe_machine(config.pipeline.device)
+    return make_plan(config, skeleton.spec, skeleton.layouts, machine)
+
+
+def _pin(
+    config: TrainConfig,
+    skeleton: Skeleton,
+    plan: RunPlan,
+    store: MasterStore,
+    console: RunConsole,
+) -> RunPlan:
+    """Page-lock the store; where the driver refuses and may choose, plan for ordinary memory."""
+    try:
+        store.register()
+    except DeviceError as error:
+        if config.store.memory == "pinned":
+            raise
+        console.note(f"{error} Going on with ordinary memory and pinned staging: slower copies.")
+        plan = make_plan(config, skeleton.spec, skeleton.layouts, plan.machine, can_pin=False)
+        if plan.shortfalls:
+            raise PlanError("\n".join(plan.shortfalls)) from error
+    return plan
+
+
+def _fill(config: TrainConfig, skeleton: Skeleton, store: MasterStore, threads: int) -> None:
+    if config.model.init == "random":
+        fill_random(store, RandomLayers(skeleton, config.train.seed).read, threads)
+        return
+    source = SafetensorsSource(
+        Path(config.model.path),
+        skeleton.spec,
+        base_prefix=skeleton.base_prefix,
+        ignored=skeleton.ignored_keys,
+        aliases=skeleton.aliases,
+    )
+    fill_store(store, source)
+
+
+def _shape(plan: RunPlan) -> PipelineShape:
+    d: Decisions = plan.decisions
+    num_layers = len(plan.layer_numels)
+    pieces = tuple(-(-n // d.slab_numel) if d.num_slabs else 1 for n in plan.layer_numels)
+    return PipelineShape(
+        num_layers=num_layers,
+        num_micro_batches=d.num_micro_batches,
+        num_slots=d.num_slots,
+        num_slabs=d.num_slabs,
+        pieces=pieces,
+        kept=frozenset(range(num_layers - 1 - d.keep_layers, num_layers - 1)),
+        offload=d.offload,
+        eager=d.eager,
+        tied=plan.tied,
+    )

@@ -1,0 +1,196 @@
+"""A run from its config to its weights on disk; one optimizer step fits on one screen."""
+
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from megatrain_cli.checkpoint.save import check_room, save_model_folder, weights_bytes
+from megatrain_cli.config.load import LoadedConfig, dump_config
+from megatrain_cli.errors import DeviceError, NumericsError, Stopped
+from megatrain_cli.optim.adamw import AdamStep
+from megatrain_cli.optim.lr import learning_rate
+from megatrain_cli.pipeline.executor import IssuedStep
+from megatrain_cli.report.console import RunConsole
+from megatrain_cli.report.journal import Journal
+from megatrain_cli.report.records import StepRecord
+from megatrain_cli.train.assemble import Engine, assemble, check_examples, prepare
+from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.rows import TrainingRows, load_rows
+from megatrain_cli.train.step import StepUpdate, UpdateClock
+from megatrain_cli.train.stop import StopRequest
+
+
+def train(loaded: LoadedConfig, console: RunConsole) -> None:
+    """Train, and write the weights at the end.
+
+    Raises:
+        Stopped: A signal asked for it; the step was finished and the weights were written.
+        NumericsError: A loss or gradient was not finite; the last good weights were written.
+    """
+    config = loaded.config
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(Path(config.train.output_dir)))
+        skeleton, plan = prepare(loaded)
+        rows = load_rows(config, plan.decisions)
+        check_examples(rows.examples, skeleton, Path(config.model.path))
+        _show_rows(rows, console)
+        console.plan(plan)
+        engine = assemble(loaded, skeleton, plan, console)
+        stack.callback(engine.close)
+        check_room(folder.path, weights_bytes(engine.store))
+        folder.config.write_text(dump_config(config), encoding="utf-8")
+        journal = stack.enter_context(Journal(folder.metrics))
+        run = Run(loaded, engine, rows)
+        stop = stack.enter_context(StopRequest())
+        done = 0
+        try:
+            with _device_errors(config.train.micro_batch_size):
+                for done, record in enumerate(run.steps(), start=1):
+                    journal.write(record)
+                    if done % config.logging.log_steps == 0 or done == rows.total_steps:
+                        console.step(record, rows.total_steps)
+                    if stop.signal_name is not None:
+                        break
+                engine.lanes.drain()
+        except NumericsError:
+            if done and run.whole:
+                _save(engine, folder, done, Path(config.model.path), console)
+            raise
+        _save(engine, folder, done, Path(config.model.path), console)
+        if done < rows.total_steps:
+            raise Stopped(
+                f"Stopped by {stop.signal_name} after step {done} of {rows.total_steps}; the "
+                f"weights are in {folder.checkpoint(done)}."
+            )
+
+
+class Run:
+    """One run's steps, each a pure function of the step's number and the store."""
+
+    def __init__(self, loaded: LoadedConfig, engine: Engine, rows: TrainingRows) -> None:
+        self._config, self._engine, self._rows = loaded.config, engine, rows
+        self._clock = UpdateClock()
+        self._current: StepUpdate | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all layers have had the same number of updates."""
+        return self._current is None or self._current.untouched
+
+    def steps(self) -> Iterator[StepRecord]:
+        """Run step after step; yields as soon as a step's loss and norm are known.
+
+        Deferred updates of a yielded step are still running then, and the next step's forward
+        starts behind them, layer by layer.
+        """
+        for index in range(self._rows.total_steps):
+            began = time.perf_counter()
+            batch, num_rows = self._rows.of_step(index)
+            loaded = time.perf_counter()
+            update = self._current = self._update(index)
+            seed = None
+            if self._engine.skeleton.spec.has_dropout:
+                seed = partial(dropout_seed, self._config.train.seed, index)
+            issued = self._engine.executor.run_step(batch, update, seed)
+            issued.clipped.wait()
+            ended = time.perf_counter()
+            yield self._record(index, num_rows, update, issued, began, loaded, ended)
+
+    def _update(self, index: int) -> StepUpdate:
+        optimizer, train = self._config.optimizer, self._config.train
+        return StepUpdate(
+            step=index + 1,
+            base=AdamStep(
+                step=index + 1,
+                lr=self._learning_rate(index),
+                beta1=optimizer.betas[0],
+                beta2=optimizer.betas[1],
+                eps=optimizer.eps,
+                weight_decay=optimizer.weight_decay,
+                seed=train.seed,
+            ),
+            max_grad_norm=optimizer.max_grad_norm,
+            eager=self._engine.plan.decisions.eager,
+            spec=self._engine.skeleton.spec,
+            store=self._engine.store,
+            updater=self._engine.updater,
+            clock=self._clock,
+        )
+
+    def _learning_rate(self, index: int) -> float:
+        schedule, total = self._config.schedule, self._rows.total_steps
+        warmup = schedule.warmup_steps
+        if schedule.warmup_ratio is not None:
+            warmup = round(schedule.warmup_ratio * total)
+        return learning_rate(
+            index,
+            peak=self._config.optimizer.learning_rate,
+            schedule=schedule.type,
+            warmup_steps=warmup,
+            total_steps=total,
+            min_lr_ratio=schedule.min_lr_ratio,
+        )
+
+    def _record(
+        self,
+        index: int,
+        num_rows: int,
+        update: StepUpdate,
+        issued: IssuedStep,
+        began: float,
+        loaded: float,
+        ended: float,
+    ) -> StepRecord:
+        rows_so_far = index * self._rows.rows_per_step + num_rows
+        return StepRecord(
+            step=index + 1,
+            loss=update.loss,
+            learning_rate=self._learning_rate(index),
+            grad_norm=update.grad_norm,
+            tokens=issued.num_targets,
+            tokens_per_second=issued.num_targets / (ended - began),
+            seconds=ended - began,
+            phases={
+                "data": loaded - began,
+                "forward": issued.loss.seconds_since(issued.start),
+                "backward": issued.end.seconds_since(issued.loss),
+                "update": self._clock.take(),
+            },
+            epoch=rows_so_far / len(self._rows.examples),
+            rows=num_rows,
+        )
+
+
+def dropout_seed(seed: int, step: int, layer: int, micro_batch: int) -> int:
+    """63 bits that differ for every argument: recompute draws the masks of forward again."""
+    key = f"{seed}:{step}:{layer}:{micro_batch}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1
+
+
+def _save(engine: Engine, folder: RunFolder, step: int, source: Path, console: RunConsole) -> None:
+    target = folder.checkpoint(step)
+    console.saved(target, save_model_folder(engine.store, source, target))
+
+
+def _show_rows(rows: TrainingRows, console: RunConsole) -> None:
+    for line in rows.summary.lines():
+        console.note(line)
+    shown = "".join(f"[{text}]" if trained else text for text, trained in rows.example)
+    console.note(f"first row, [trained] in brackets: {shown[:600]}")
+
+
+@contextmanager
+def _device_errors(micro_batch_size: int) -> Iterator[None]:
+    """Turn the device's failures into one clear line."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            f"The GPU ran out of memory with {micro_batch_size} rows in a micro-batch: "
+            f"{str(error).splitlines()[0]} Set a smaller `train.micro_batch_size`."
+        ) from error

@@ -1,0 +1,100 @@
+"""What the host does for one optimizer step: check it, clip it, update every layer."""
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+
+from megatrain_cli.errors import NumericsError
+from megatrain_cli.model.spec import ModelSpec
+from megatrain_cli.optim.adamw import AdamStep
+from megatrain_cli.optim.clip import clip_coefficient, global_norm
+from megatrain_cli.optim.worker import TileUpdater
+from megatrain_cli.store.master import MasterStore
+
+
+class UpdateClock:
+    """Seconds the optimizer has worked; written by the host lane, read by the loop."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count work that has ended."""
+        self._seconds += seconds
+
+    def take(self) -> float:
+        """Seconds since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+class StepUpdate:
+    """The host work of one step; `loss` and `grad_norm` are known once `clip` has returned.
+
+    Args:
+        step: The step's number in the run, from 1.
+        base: The optimizer's scalars; the clip coefficient joins them in `clip`.
+        eager: Layers are updated before the global norm is known.
+    """
+
+    def __init__(
+        self,
+        *,
+        step: int,
+        base: AdamStep,
+        max_grad_norm: float | None,
+        eager: bool,
+        spec: ModelSpec,
+        store: MasterStore,
+        updater: TileUpdater,
+        clock: UpdateClock,
+    ) -> None:
+        self.loss = math.nan
+        self.grad_norm = math.nan
+        self._step, self._adam, self._max_norm, self._eager = step, base, max_grad_norm, eager
+        self._spec, self._store, self._updater, self._clock = spec, store, updater, clock
+        self._updated: set[int] = set()
+
+    def clip(self, loss: float, squared_norms: Sequence[float]) -> None:
+        """Find the clip coefficient.
+
+        Raises:
+            NumericsError: The loss or a layer's gradient is not finite.
+        """
+        self.loss, self.grad_norm = loss, global_norm(squared_norms)
+        if not math.isfinite(loss):
+            raise self._refuse(f"the loss is {loss}")
+        for layer, squared in zip(self._spec.layers, squared_norms, strict=True):
+            if not math.isfinite(squared):
+                raise self._refuse(f"the gradient of {layer.name} is not finite")
+        if not math.isfinite(self.grad_norm):
+            raise self._refuse(f"the gradient norm is {self.grad_norm}")
+        scale = clip_coefficient(self.grad_norm, self._max_norm)
+        self._adam = AdamStep(**{**vars(self._adam), "grad_scale": scale})
+
+    def update(self, layer: int, gradient: torch.Tensor, start: int, squared_norm: float) -> None:
+        """Apply AdamW to a piece of a layer's tile."""
+        if not math.isfinite(squared_norm):
+            raise self._refuse(f"the gradient of {self._spec.layers[layer].name} is not finite")
+        began = time.perf_counter()
+        self._updated.add(layer)
+        self._updater.update(self._store.tiles[layer], gradient, start, self._adam)
+        self._clock.add(time.perf_counter() - began)
+
+    def _refuse(self, reason: str) -> NumericsError:
+        lead = f"Step {self._step} was refused: {reason}."
+        tail = "Lower `optimizer.learning_rate`, add warm-up, or look at the rows of this step."
+        if self._updated:
+            return NumericsError(
+                f"{lead} `update: eager` had changed {len(self._updated)} of "
+                f"{len(self._spec.layers)} layers by then, so the weights in memory belong to no "
+                f"step and are not written. {tail}"
+            )
+        return NumericsError(f"{lead} No update was applied. {tail}")
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no layer has been changed by this step."""
+        return not self._updated
