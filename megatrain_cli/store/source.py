@@ -69,11 +69,12 @@ class SafetensorsSource:
         names = shapes.keys() | self._aliases.keys()
         unknown, twice = [], []
         for stored in _read_headers(folder):
-            if any(re.search(pattern, stored.name) for pattern in ignored):
-                continue
             name = _full_name(stored.name, names, base_prefix.rstrip("."))
             if name is None:
-                unknown.append(stored.name)
+                # Asked only of tensors without a parameter: GPT-2's pattern for its old mask,
+                # `attn.bias`, is found in `c_attn.bias` too.
+                if not any(re.search(pattern, stored.name) for pattern in ignored):
+                    unknown.append(stored.name)
             elif name in self._stored:
                 twice.append(name)
             else:
