@@ -156,7 +156,10 @@ def place_of(key: str, root: dict[str, Located], file: str) -> str:
     if parent is None:
         return file
     child = parent.value.get(leaf) if isinstance(parent.value, dict) else None
-    return (child or parent).where
+    if child is not None:
+        return child.where
+    # A section that an override of another key brought in is no place to look for this one.
+    return file if parent.where.startswith("override ") else parent.where
 
 
 def show_value(value: object) -> str:
