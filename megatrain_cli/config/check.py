@@ -123,7 +123,7 @@ class Checker:
 
     def _explain_one(self, path: Path, kind: str, root: dict[str, Located]) -> None:
         key = f"{path[0]}.{path[1]}"
-        node = _find(path, root)
+        node = Located("", root).at(*path)
         if node is None:
             if key not in self._wrong:
                 where = place_of(key, root, self._where)
@@ -182,26 +182,11 @@ def _written_path(loc: Path, root: dict[str, Located]) -> Path:
     Names of union members are left out, and so are positions in what is not written as a list.
     """
     path = loc[:2]
-    node = _find(path, root)
+    node = Located("", root).at(*path)
     if f"{path[0]}.{path[1]}" not in NESTED:
         return path
     for part in loc[2:]:
-        below = _find((*path, part), root) if node is not None else None
+        below = node.at(part) if node is not None else None
         if below is not None:
             node, path = below, (*path, part)
     return path
-
-
-def _find(path: Path, root: dict[str, Located]) -> Located | None:
-    node = Located("", root)
-    for part in path:
-        value = node.value
-        below: Located | None = None
-        if isinstance(value, dict) and isinstance(part, str):
-            below = value.get(part)
-        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
-            below = value[part]
-        if below is None:
-            return None
-        node = below
-    return node

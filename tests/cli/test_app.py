@@ -155,9 +155,9 @@ def test_an_interrupt_leaves_with_130_and_no_traceback(project: Path) -> None:
     os.mkfifo(project / "slow.yaml")  # the command waits for someone to write the config
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-m", "megatrain_cli", "plan", "slow.yaml"]
-    with subprocess.Popen(command, cwd=project, env=env, stderr=subprocess.PIPE, text=True) as run:
-        with (project / "slow.yaml").open("w"):  # opens once the command reads
-            run.send_signal(signal.SIGINT)
-            _, err = run.communicate(timeout=60)
+    run = subprocess.Popen(command, cwd=project, env=env, stderr=subprocess.PIPE, text=True)
+    with run, (project / "slow.yaml").open("w"):  # opens once the command reads
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=60)
     assert run.returncode == 130
     assert "Traceback" not in err

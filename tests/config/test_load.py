@@ -108,18 +108,26 @@ data:
         "config.yaml: model.path: missing; wanted a path",
         "config.yaml:1: train.output_dir: missing; wanted a path",
         "config.yaml:1: train.micro_batch_size: wanted a whole number of at least 1, got -2",
-        "config.yaml:3: optimizer.learning_rate: wanted a finite number of at least 0, got the text"
-        " 'fast'",
-        "config.yaml:4: optimizer.betas: wanted two numbers such as [0.9, 0.999], each at least 0"
-        " and below 1, got [0.9, 1.5]",
+        (
+            "config.yaml:3: optimizer.learning_rate: wanted a finite number of at least 0, got"
+            " the text 'fast'"
+        ),
+        (
+            "config.yaml:4: optimizer.betas: wanted two numbers such as [0.9, 0.999], each at least"
+            " 0 and below 1, got [0.9, 1.5]"
+        ),
         "config.yaml:5: optimizer.wieght_decay: unknown key. Did you mean `weight_decay`?",
         "config.yaml:6: pipline: unknown section. Did you mean `pipeline`?",
         "config.yaml:7: pipeline.grad_slab: unknown key. Did you mean `grad_slabs`?",
         "config.yaml:8: pipeline.staging_buffers: wanted a whole number of at least 1, got 0",
-        "config.yaml:9: data.train: missing; wanted a path, a list of paths, or a list of {path,"
-        " format}",
-        "config.yaml:10: data.format: wanted `auto`, `alpaca`, `sharegpt`, `messages`,"
-        " `prompt_completion` or `text`, got the text 'alpacca'. Did you mean `alpaca`?",
+        (
+            "config.yaml:9: data.train: missing; wanted a path, a list of paths, or a list of"
+            " {path, format}"
+        ),
+        (
+            "config.yaml:10: data.format: wanted `auto`, `alpaca`, `sharegpt`, `messages`,"
+            " `prompt_completion` or `text`, got the text 'alpacca'. Did you mean `alpaca`?"
+        ),
         "override `train.seed=-1`: train.seed: wanted a whole number of at least 0, got -1",
     ]
 

@@ -5,6 +5,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from megatrain_cli.config.schema import KeepLayers
 from tests.config.conftest import Load, Problems
 
 
@@ -55,7 +56,7 @@ def test_a_deeper_key_replaces_a_word_or_extends_a_mapping(load: Load) -> None:
     activations = load(
         text, f"{key}.keep_layers=3", f"{key}.offload=true"
     ).config.pipeline.activations
-    assert activations == type(activations)(keep_layers=3, offload=True)  # type: ignore[call-arg]
+    assert activations == KeepLayers(keep_layers=3, offload=True)
 
 
 def test_an_empty_value_is_null(load: Load) -> None:

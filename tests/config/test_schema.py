@@ -1,4 +1,4 @@
-"""The schema: frozen sections, a sentence on each key, strict kinds, and defaults that are valid."""
+"""The schema: frozen, strict, a sentence on each key, and defaults that are valid."""
 
 import typing
 

@@ -91,11 +91,14 @@ def test_what_is_dumped_is_read_back(value: dict[str, object]) -> None:
 
 def test_each_value_knows_the_line_of_its_key() -> None:
     tree = read("a:\n  b: 1\n\n  # talk\n  c:\n    - 2\n    - {d: 3,\n       e: 4}\n")
-    a = tree.value["a"]  # type: ignore[call-overload,index] # a mapping, as written above
-    assert (a.where, a.value["b"].where, a.value["c"].where) == ("1", "2", "5")
-    first, second = a.value["c"].value
-    assert (first.where, second.where) == ("6", "7")
-    assert (second.value["d"].where, second.value["e"].where) == ("7", "8")
+    lines = {("a",): 1, ("a", "b"): 2, ("a", "c"): 5, ("a", "c", 0): 6, ("a", "c", 1): 7}
+    lines |= {("a", "c", 1, "d"): 7, ("a", "c", 1, "e"): 8}
+    for path, line in lines.items():
+        node = tree.at(*path)
+        assert node is not None
+        assert node.where == str(line)
+    assert tree.at("a", "c", 2) is None
+    assert tree.at("a", "b", "c") is None
 
 
 def test_anchors_aliases_and_merges_work() -> None:

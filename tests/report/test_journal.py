@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one valid JSON object a step, whatever the numbers; a cut last line is no loss."""
+"""`metrics.jsonl`: one valid JSON object a step; a cut last line loses nothing else."""
 
 import json
 from pathlib import Path
