@@ -187,7 +187,7 @@ def _entry(path: Path, name: str, value: object, data_start: int) -> TensorEntry
     if not isinstance(value, dict):
         raise CorruptError(f"{fault} is not a mapping")
     dtype, shape, offsets = (value.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise CorruptError(f"{fault} has the unknown dtype {dtype!r}")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise CorruptError(f"{fault} has no valid shape and byte range")

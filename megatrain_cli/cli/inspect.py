@@ -18,7 +18,8 @@ def inspect_ckpt(
 ) -> None:
     """List and check the weights of a run.
 
-    Reads the headers of the newest model folder and compares them with its index. Exit code 3 if a file is damaged or missing, 5 if there is none.
+    Reads the headers of the newest model folder and compares them with its index. Exit code 3 if
+    a file is damaged or missing, 5 if there is none.
     """
     from megatrain_cli.checkpoint.headers import find_model_folder, read_folder
 

@@ -1,11 +1,21 @@
 """`megatrain plan`: whether a run fits, and what it would cost, without running it."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from megatrain_cli.cli.options import AsJson, ConfigFile, Overrides, read_config
+
+if TYPE_CHECKING:
+    from megatrain_cli.config.load import LoadedConfig
+
+
+def values_as_read(loaded: "LoadedConfig") -> list[tuple[str, str]]:
+    """Each key that the user set, with the value that was understood, such as `1e-05`."""
+    sections = loaded.config.model_dump(mode="json", exclude_none=True)
+    pairs = [(key, key.split(".")) for key in sorted(loaded.explicit)]
+    return [(key, json.dumps(sections[path[0]].get(path[1]))) for key, path in pairs]
 
 
 def plan(
@@ -35,7 +45,11 @@ def plan(
         for shortfall in run_plan.shortfalls:
             say(f"does not fit: {shortfall}", talk())
     else:
-        show_plan(run_plan, data())
+        console = data()
+        for key, value in values_as_read(loaded):
+            say(f"{key} = {value}", console)
+        say("", console)
+        show_plan(run_plan, console)
         if schedule:
             typer.echo()
             typer.echo(schedule_text(schedule_of(run_plan)))

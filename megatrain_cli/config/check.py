@@ -123,7 +123,7 @@ class Checker:
 
     def _explain_one(self, path: Path, kind: str, root: dict[str, Located]) -> None:
         key = f"{path[0]}.{path[1]}"
-        node = _find(path, root)
+        node = Located("", root).at(*path)
         if node is None:
             if key not in self._wrong:
                 where = place_of(key, root, self._where)
@@ -156,7 +156,10 @@ def place_of(key: str, root: dict[str, Located], file: str) -> str:
     if parent is None:
         return file
     child = parent.value.get(leaf) if isinstance(parent.value, dict) else None
-    return (child or parent).where
+    if child is not None:
+        return child.where
+    # A section that an override of another key brought in is no place to look for this one.
+    return file if parent.where.startswith("override ") else parent.where
 
 
 def show_value(value: object) -> str:
@@ -179,26 +182,11 @@ def _written_path(loc: Path, root: dict[str, Located]) -> Path:
     Names of union members are left out, and so are positions in what is not written as a list.
     """
     path = loc[:2]
-    node = _find(path, root)
+    node = Located("", root).at(*path)
     if f"{path[0]}.{path[1]}" not in NESTED:
         return path
     for part in loc[2:]:
-        below = _find((*path, part), root) if node is not None else None
+        below = node.at(part) if node is not None else None
         if below is not None:
             node, path = below, (*path, part)
     return path
-
-
-def _find(path: Path, root: dict[str, Located]) -> Located | None:
-    node = Located("", root)
-    for part in path:
-        value = node.value
-        below: Located | None = None
-        if isinstance(value, dict) and isinstance(part, str):
-            below = value.get(part)
-        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
-            below = value[part]
-        if below is None:
-            return None
-        node = below
-    return node

@@ -57,7 +57,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
         raise ConfigError(
             f"{tree.where}: wanted sections such as `model:`, `data:` and `train:`, got {got}"
         )
-    root = _lay_over(tree.value, overrides, checker, str(path))
+    root = _lay_over(tree.value, overrides, checker)
     known = checker.drop_unknown(root)
     resolved, given = resolve_paths(known, path.absolute().parent, checker.refuse)
     explicit = frozenset(
@@ -128,7 +128,7 @@ def _read_text(path: Path) -> str:
 
 
 def _lay_over(
-    root: dict[str, Located], overrides: Sequence[str], checker: Checker, file: str
+    root: dict[str, Located], overrides: Sequence[str], checker: Checker
 ) -> dict[str, Located]:
     seen: set[str] = set()
     for override in overrides:
@@ -148,7 +148,7 @@ def _lay_over(
             checker.problems.append(str(error))
             continue
         checker.problems += problems
-        root = _with(root, parts, value, where, file)
+        root = _with(root, parts, value, where)
     return root
 
 
@@ -168,13 +168,13 @@ def _in_file_order(problems: Sequence[str], file: str) -> list[str]:
 
 
 def _with(
-    node: dict[str, Located], parts: Sequence[str], value: Located, where: str, file: str
+    node: dict[str, Located], parts: Sequence[str], value: Located, where: str
 ) -> dict[str, Located]:
     """A copy of the mapping in which the key at `parts` has the value."""
     if len(parts) == 1:
         return {**node, parts[0]: value}
-    child = node.get(parts[0], Located(file, {}))
+    child = node.get(parts[0], Located(where, {}))
     below = child.value if isinstance(child.value, dict) else {}
-    changed = _with(below, parts[1:], value, where, file)
+    changed = _with(below, parts[1:], value, where)
     kept = child if isinstance(child.value, dict) else replace(child, where=where)
     return {**node, parts[0]: replace(kept, value=changed)}

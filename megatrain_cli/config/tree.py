@@ -47,6 +47,18 @@ class Located:
             return [item.plain() for item in self.value]
         return self.value
 
+    def at(self, *path: str | int) -> "Located | None":
+        """What stands below at these keys and list positions; None if nothing does."""
+        node: Located | None = self
+        for part in path:
+            value = node.value if node is not None else None
+            node = None
+            if isinstance(value, dict) and isinstance(part, str):
+                node = value.get(part)
+            elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+                node = value[part]
+        return node
+
 
 class CoreLoader(yaml.SafeLoader):
     """PyYAML's parser with the scalars of YAML 1.2."""

@@ -1,0 +1,163 @@
+"""The command: exit codes, what goes to stdout and stderr, and how fast it answers."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatrain_cli import __version__, errors
+from megatrain_cli.cli import app as app_module
+
+CONFIG = """\
+model: {path: model}
+data: {train: train.jsonl}
+train: {output_dir: run, max_steps: 4}
+"""
+
+
+def megatrain(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "megatrain_cli", *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "train.jsonl").write_text("")
+    return tmp_path
+
+
+def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+    result = megatrain("--help")
+    assert result.returncode == 0
+    assert result.stderr == ""
+    for name in ("plan", "train", "resume", "inspect-ckpt"):
+        assert name in result.stdout
+
+
+def test_importing_the_app_and_refusing_a_config_load_no_torch(project: Path) -> None:
+    code = (
+        "import sys\n"
+        "from megatrain_cli.cli.app import main\n"
+        "before = set(sys.modules)\n"
+        "sys.argv = ['megatrain', 'plan', 'config.yaml', 'train.sed=1']\n"
+        "try:\n    main()\n"
+        "except SystemExit as left:\n    print(left.code)\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'safetensors'}\n"
+        "print(sorted(heavy & set(sys.modules)), 'pydantic' in before)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=project,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout == "1\n[] False\n"
+    assert "Did you mean `seed`?" in result.stderr
+
+
+def test_version_is_one_line_on_stdout() -> None:
+    result = megatrain("--version")
+    assert (result.returncode, result.stdout) == (0, f"megatrain {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plna"], "Did you mean 'plan'?"),
+        (["plan"], "Missing argument"),
+        (["plan", "config.yaml", "nonsense"], "wanted key=value, got `nonsense`"),
+        (["plan", "config.yaml", "--jsn"], "there is no option `--jsn`, and no value follows it"),
+        (["plan", "--train.seed", "3", "config.yaml"], "the config file comes first"),
+        (["plan", "train.seed=3", "config.yaml"], "the config file comes first"),
+        (["inspect-ckpt", "run", "--jsn"], "No such option"),
+    ],
+)
+def test_wrong_usage_leaves_with_2_and_says_what_to_do(
+    project: Path, words: list[str], message: str
+) -> None:
+    result = megatrain(*words, cwd=project)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_a_wrong_config_leaves_with_1_and_every_problem_on_stderr(
+    project: Path, command: str
+) -> None:
+    (project / "config.yaml").write_text(CONFIG + "pipline: {}\nstore: {memory: ram}\n")
+    result = megatrain(command, "config.yaml", "--train.max-steps", "-1", cwd=project)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert [line.split(": ")[0] for line in result.stderr.splitlines()] == [
+        "config.yaml:4",
+        "config.yaml:5",
+        "override `train.max_steps=-1`",
+    ]
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_missing_files_leave_with_1_before_anything_is_loaded(project: Path, command: str) -> None:
+    (project / "train.jsonl").unlink()
+    result = megatrain(command, "config.yaml", cwd=project)
+    assert result.returncode == 1
+    assert f"there is no file `train.jsonl` (resolved to {project}/train.jsonl)" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(prog_name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(app_module, "app", refuse)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.MegatrainError)
+    ],
+)
+def test_each_error_leaves_with_its_code(
+    kind: type[errors.MegatrainError],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    raising(kind("what is wrong. What to do"), monkeypatch)
+    with pytest.raises(SystemExit) as left:
+        app_module.main()
+    assert left.value.code == kind.exit_code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "what is wrong. What to do" in err
+    assert ("Traceback" in err) == (kind is errors.InternalError)
+
+
+def test_an_error_that_is_none_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    raising(ZeroDivisionError("ours to fix"), monkeypatch)
+    with pytest.raises(ZeroDivisionError):
+        app_module.main()
+
+
+def test_an_interrupt_leaves_with_130_and_no_traceback(project: Path) -> None:
+    os.mkfifo(project / "slow.yaml")  # the command waits for someone to write the config
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "megatrain_cli", "plan", "slow.yaml"]
+    run = subprocess.Popen(command, cwd=project, env=env, stderr=subprocess.PIPE, text=True)
+    with run, (project / "slow.yaml").open("w"):  # opens once the command reads
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "Traceback" not in err

@@ -1,0 +1,39 @@
+"""Overrides may be typed in three ways that mean the same."""
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatrain_cli.cli.options import parse_overrides
+
+keys = st.from_regex(r"[a-z]+(_[a-z]+)?\.[a-z]+(_[a-z]+)*", fullmatch=True)
+values = st.text().filter(lambda value: not value.startswith("--"))
+
+
+@given(st.lists(st.tuples(keys, values, st.integers(0, 3)), max_size=5))
+def test_all_spellings_mean_the_same(typed: list[tuple[str, str, int]]) -> None:
+    words: list[str] = []
+    for key, value, spelling in typed:
+        dashed = key.replace("_", "-")
+        words += [
+            [f"{key}={value}"],
+            [f"--{key}={value}"],
+            [f"--{dashed}", value],
+            [f"--{dashed}={value}"],
+        ][spelling]
+    assert parse_overrides(words) == tuple(f"{key}={value}" for key, value, _ in typed)
+
+
+def test_a_negative_number_is_a_value() -> None:
+    assert parse_overrides(["--a.b", "-1e-5"]) == ("a.b=-1e-5",)
+
+
+def test_nothing_is_no_override() -> None:
+    assert parse_overrides(None) == ()
+
+
+@pytest.mark.parametrize("words", [["train"], ["--train.seed"], ["--a.b", "--c.d", "1"]])
+def test_what_is_no_override_is_wrong_usage(words: list[str]) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_overrides(words)

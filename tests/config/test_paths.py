@@ -1,0 +1,158 @@
+"""Paths: one base, the config file's folder, wherever the command runs; `~` and `${NAME}`."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from megatrain_cli.config.load import check_paths, dump_config, load_config
+from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.errors import ConfigError
+from tests.config.conftest import Load, Problems
+
+
+def missing(load: Load, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        check_paths(load("", *overrides))
+    return list(caught.value.problems)
+
+
+def test_relative_paths_start_at_the_config_file_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CFG-04: the same config means the same files, whatever the current folder is."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project.mkdir()
+    elsewhere.mkdir()
+    (project / "config.yaml").write_text(
+        "model: {path: ../tiny}\ndata: {train: [train.jsonl, {path: more/b.jsonl}]}\n"
+        "train: {output_dir: out, max_steps: 1}\n"
+    )
+    monkeypatch.chdir(elsewhere)
+    far = load_config(Path("../project/config.yaml"))
+    monkeypatch.chdir(project)
+    near = load_config(Path("config.yaml"))
+    assert far.config == near.config
+    assert near.config.model.path == tmp_path / "tiny"
+    files = [source.path for source in near.config.data.train]
+    assert files == [project / "train.jsonl", project / "more/b.jsonl"]
+    assert near.config.train.output_dir == project / "out"
+
+
+def test_paths_of_overrides_start_there_too(load: Load, tmp_path: Path) -> None:
+    assert load("", "train.output_dir=x/y").config.train.output_dir == tmp_path / "x/y"
+
+
+def test_home_and_variables_are_expanded(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere/home")
+    monkeypatch.setenv("DATA_ROOT", "/data")
+    config = load("", "train.output_dir=~/run", "data.train=${DATA_ROOT}/a.jsonl").config
+    assert config.train.output_dir == Path("/somewhere/home/run")
+    assert config.data.train[0].path == Path("/data/a.jsonl")
+
+
+def test_an_unset_variable_is_named(problems: Problems, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH", raising=False)
+    [problem] = problems("", "data.train=[a, '${NO_SUCH}/b']")
+    assert "data.train[1]: the environment variable `NO_SUCH` is not set" in problem
+
+
+def test_an_unknown_home_is_named(problems: Problems) -> None:
+    [problem] = problems("", "model.path=~no-such-user-here/m")
+    assert "model.path: the home folder of ~no-such-user-here is not known" in problem
+
+
+def test_what_may_be_a_hub_id_is_kept_as_it_is(load: Load, tmp_path: Path) -> None:
+    assert load("", "model.path=org/name").config.model.path == Path("org/name")
+    (tmp_path / "org/name").mkdir(parents=True)
+    assert load("", "model.path=org/name").config.model.path == tmp_path / "org/name"
+
+
+def test_every_missing_path_is_shown_as_given_and_as_resolved(load: Load, tmp_path: Path) -> None:
+    found = missing(load, "data.train=[a.jsonl, /none/b.jsonl]")
+    assert found == [
+        (
+            f"{tmp_path}/config.yaml:1: model.path: there is no model folder `model` (resolved to"
+            f" {tmp_path}/model)"
+        ),
+        (
+            "override `data.train=[a.jsonl, /none/b.jsonl]`: data.train[0]: there is no file"
+            f" `a.jsonl` (resolved to {tmp_path}/a.jsonl)"
+        ),
+        (
+            "override `data.train=[a.jsonl, /none/b.jsonl]`: data.train[1]: there is no file"
+            " `/none/b.jsonl`"
+        ),
+    ]
+
+
+def test_paths_of_the_wrong_kind_are_refused(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("")
+    (tmp_path / "train.jsonl").mkdir()
+    (tmp_path / "run").write_text("")
+    found = missing(load)
+    assert "is a file; name the model's folder" in found[0]
+    assert "is a folder; name its files" in found[1]
+    assert "is a file; name a folder" in found[2]
+
+
+def test_paths_that_exist_pass(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "train.jsonl").write_text("")
+    check_paths(load())
+
+
+characters = st.characters(codec="utf-8", exclude_characters="/$~\\", exclude_categories=["Cc"])
+names = st.text(characters)
+paths = st.lists(names.filter(lambda n: n not in {"", ".", ".."}), min_size=1, max_size=3).map(
+    lambda parts: "/" + "/".join(parts)
+)
+numbers = st.floats(0, 1e30)
+configs = st.builds(
+    lambda model, data, out, length, optimizer, activations, schedule: {
+        "model": {"path": model},
+        "data": {"train": data},
+        "train": {"output_dir": out, **length},
+        "optimizer": optimizer,
+        "pipeline": {"activations": activations},
+        "schedule": {"type": schedule},
+    },
+    paths,
+    paths | st.lists(paths | paths.map(lambda p: {"path": p, "format": "text"}), min_size=1),
+    paths,
+    st.integers(1, 2**40).map(lambda n: {"max_steps": n})
+    | st.floats(0.01, 100).map(lambda n: {"num_epochs": n}),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "learning_rate": numbers,
+            "betas": st.lists(st.floats(0, 0.999), min_size=2, max_size=2),
+            "max_grad_norm": st.none() | st.floats(1e-9, 10),
+            "threads": st.just("auto") | st.integers(1, 64),
+        },
+    ),
+    st.sampled_from(["auto", "keep"]) | st.just({"keep_layers": 2, "offload": True}),
+    st.sampled_from(["constant", "linear", "cosine"]),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(configs)
+def test_a_dumped_config_loads_back_to_an_equal_one(
+    tmp_path: Path, values: dict[str, object]
+) -> None:
+    config = TrainConfig.model_validate(values)
+    path = tmp_path / "dumped.yaml"
+    path.write_text(dump_config(config), encoding="utf-8")
+    assert load_config(path).config == config
+
+
+def test_a_loaded_config_is_the_same_after_a_dump_in_another_folder(
+    load: Load, tmp_path: Path
+) -> None:
+    config = load("optimizer: {learning_rate: 1e-5}\n").config
+    other = tmp_path / "elsewhere.d"
+    other.mkdir()
+    (other / "config.yaml").write_text(dump_config(config))
+    assert load_config(other / "config.yaml").config == config

@@ -1,0 +1,153 @@
+"""Rules over several keys, keys without effect, and what this version refuses by name."""
+
+import pytest
+
+from tests.config.conftest import Load, Problems
+
+START = "model: {path: m}\ndata: {train: t}\n"
+
+
+def test_exactly_one_length_of_run_is_asked_for(load: Load, problems: Problems) -> None:
+    assert problems("train: {output_dir: r}\n", start=START) == [
+        (
+            "config.yaml:3: train.max_steps: missing; set exactly one of `train.max_steps` and"
+            " `train.num_epochs`"
+        )
+    ]
+    both = "train:\n  output_dir: r\n  max_steps: 1\n  num_epochs: 1\n"
+    assert problems(both, start=START) == [
+        (
+            "config.yaml:6: train.num_epochs: set together with `train.max_steps`; set exactly one"
+            " of them and the other to null"
+        )
+    ]
+    train = load("train: {output_dir: r, num_epochs: 0.5}\n", start=START).config.train
+    assert (train.max_steps, train.num_epochs) == (None, 0.5)
+
+
+def test_an_override_can_swap_the_length_of_the_run(load: Load) -> None:
+    train = load("", "train.max_steps=null", "train.num_epochs=2").config.train
+    assert (train.max_steps, train.num_epochs) == (None, 2)
+
+
+def test_warm_up_is_in_steps_or_in_shares(load: Load, problems: Problems) -> None:
+    [problem] = problems("schedule:\n  warmup_steps: 2\n  warmup_ratio: 0.1\n")
+    assert problem.startswith("config.yaml:6: schedule.warmup_ratio: set together")
+    assert load("schedule: {warmup_steps: 0, warmup_ratio: 0.1}\n").config.schedule.warmup_ratio
+
+
+@pytest.mark.parametrize("master", ["fp32_split", "bf16", "bf16_stochastic"])
+def test_masters_that_rebuild_from_bf16_need_bf16_weights(
+    load: Load, problems: Problems, master: str
+) -> None:
+    [problem] = problems(f"optimizer: {{master: {master}}}\n", "model.dtype=float32")
+    assert "Set one of `optimizer.master: fp32` and `model.dtype: bfloat16`" in problem
+    assert problem.startswith("config.yaml:4: optimizer.master: ")
+    assert load(f"optimizer: {{master: {master}}}\n").config.optimizer.master == master
+
+
+def test_a_float32_model_with_the_default_master_is_told_at_its_own_line(
+    problems: Problems,
+) -> None:
+    [problem] = problems("", "model.dtype=float32")
+    assert problem.startswith(
+        "override `model.dtype=float32`: model.dtype: `optimizer.master: fp32_"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_fp32_masters_go_with_any_weights(load: Load, dtype: str) -> None:
+    assert load("", f"model.dtype={dtype}", "optimizer.master=fp32").config.model.dtype == dtype
+
+
+def test_eager_updates_cannot_clip(load: Load, problems: Problems) -> None:
+    [problem] = problems("optimizer:\n  update: eager\n")
+    assert problem.startswith("config.yaml:5: optimizer.update: `eager` updates a layer before")
+    config = load("optimizer: {update: eager, max_grad_norm: null}\n").config
+    assert config.optimizer.update == "eager"
+
+
+def test_a_rule_is_not_applied_to_a_value_that_is_wrong_already(problems: Problems) -> None:
+    [problem] = problems("train: {output_dir: r, max_steps: ten}\n", start=START)
+    assert "wanted a whole number" in problem
+    [problem] = problems("optimizer: {update: eager, max_grad_norm: -1}\n")
+    assert "wanted a finite number above 0" in problem
+
+
+def test_rules_are_reported_beside_wrong_values(problems: Problems) -> None:
+    found = problems("optimizer: {eps: 0, update: eager}\n", "pipeline.compile=true")
+    keys = [problem.split(": ")[1] for problem in found]
+    assert keys == ["optimizer.eps", "optimizer.update", "pipeline.compile"]
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("data.packing=true", "data.packing"),
+        ("data.eval=eval.jsonl", "data.eval"),
+        ("eval.steps=10", "eval.steps"),
+        ("data.format=sharegpt", "data.format"),
+        ("data.format=prompt_completion", "data.format"),
+        ("data.train=[{path: a, format: sharegpt}]", "data.train"),
+        ("data.train=[{path: a, weight: 2}]", "data.train"),
+        ("model.attention=flash_attention_2", "model.attention"),
+        ("model.attention=flex_attention", "model.attention"),
+        ("model.trust_remote_code=true", "model.trust_remote_code"),
+        ("pipeline.compile=true", "pipeline.compile"),
+        ("pipeline.staging_bytes=1000000", "pipeline.staging_bytes"),
+        ("train.deterministic=true", "train.deterministic"),
+        ("checkpoint.save_steps=10", "checkpoint.save_steps"),
+        ("logging.tensorboard=true", "logging.tensorboard"),
+    ],
+)
+def test_what_is_not_in_this_version_is_refused_by_name(
+    problems: Problems, override: str, key: str
+) -> None:
+    [problem] = problems("", override)
+    assert problem.startswith(f"override `{override}`: {key}: ")
+    assert "is not in this version" in problem
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.packing=false",
+        "data.eval=null",
+        "eval.steps=null",
+        "model.attention=eager",
+        "pipeline.compile=false",
+        "pipeline.staging_bytes=auto",
+        "checkpoint.save_steps=null",
+        "logging.tensorboard=false",
+        "data.train=[{path: a, format: text}]",
+    ],
+)
+def test_the_values_that_mean_without_it_are_accepted(load: Load, override: str) -> None:
+    assert load("", override).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "note"),
+    [
+        (["checkpoint.keep_last=3"], "checkpoint.keep_last has no effect while"),
+        (["checkpoint.async_save=true"], "checkpoint.async_save has no effect while"),
+        (["schedule.type=constant", "schedule.min_lr_ratio=0"], "schedule.min_lr_ratio has no"),
+        (["schedule.warmup_steps=4"], "schedule.warmup_steps the learning rate still rises"),
+        (
+            ["pipeline.device=cpu", "pipeline.target_pcie_utilization=0.9"],
+            "pipeline.target_pcie_utilization has no effect on the CPU",
+        ),
+        (["pipeline.device=cpu", "store.memory=pinned"], "store.memory has no effect"),
+        (["pipeline.device=cpu", "train.deterministic=true"], "train.deterministic has no effect"),
+        (["data.format=text", "data.train_on_prompt=true"], "data.train_on_prompt has no effect"),
+    ],
+)
+def test_a_key_that_was_set_and_does_nothing_is_announced(
+    load: Load, overrides: list[str], note: str
+) -> None:
+    [found] = load("", *overrides).notes
+    assert found.startswith(note)
+
+
+def test_defaults_that_do_nothing_are_not_announced(load: Load) -> None:
+    assert load("schedule: {type: constant}\npipeline: {device: cpu}\n").notes == ()

@@ -1,0 +1,109 @@
+"""The console: a bar in a terminal; elsewhere one plain line a step, for `grep` and job logs."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from megatrain_cli.report.console import RunConsole, data, talk
+from megatrain_cli.report.plan_view import show_plan
+from megatrain_cli.report.records import StepRecord
+
+
+@dataclass(frozen=True)
+class Line:
+    owner: str
+    place: str
+    num_bytes: int
+    formula: str
+
+
+@dataclass(frozen=True)
+class Bill:
+    lines: tuple[Line, ...]
+    shortfalls: tuple[str, ...] = ()
+    summary: tuple[tuple[str, str], ...] = ()
+
+
+BILL = Bill(
+    lines=(
+        Line("weights", "host pinned", 1 << 30, "2 bytes x 536870912 parameters, " + "long " * 40),
+        Line("moments", "host pinned", 1 << 31, "8 bytes"),
+        Line("staging", "device", 1 << 20, "[2] slots"),
+    ),
+    shortfalls=("3 GiB of host RAM is missing. Set `store.memory: pageable`",),
+    summary=(("device", "cuda:0 [red]"),),
+)
+
+
+def file_console() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=80), out
+
+
+def record(step: int) -> StepRecord:
+    return StepRecord(step, 2.34567, 2e-5, 0.51234, 100, 123456.7, 0.25)
+
+
+def test_outside_a_terminal_a_step_is_one_plain_line() -> None:
+    console, out = file_console()
+    with RunConsole(console) as run:
+        run.step(record(1), 1_000_000)
+        run.step(record(2), 1_000_000)
+    first, second = out.getvalue().splitlines()
+    assert first == "step 1/1000000  loss 2.3457  lr 2e-05  grad_norm 0.5123  tok/s 123457"
+    assert second.startswith("step 2/1000000  ")
+    assert "\x1b" not in out.getvalue()
+    assert "\r" not in out.getvalue()
+
+
+def test_long_lines_are_not_wrapped_and_brackets_are_no_markup() -> None:
+    console, out = file_console()
+    with RunConsole(console) as run:
+        run.note("[bold]" + "x" * 200 + " :smile:")
+        run.saved(Path("/" + "y" * 200), 1536)
+    first, second = out.getvalue().splitlines()
+    assert first == "[bold]" + "x" * 200 + " :smile:"
+    assert second == "saved /" + "y" * 200 + " (1.50 KiB)"
+
+
+def test_in_a_terminal_the_step_stays_on_a_bar() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=120, force_terminal=True)
+    run = RunConsole(console)
+    run.step(record(3), 10)
+    run.step(record(4), 10)
+    run.note("note among steps")
+    run.close()
+    run.close()
+    text = out.getvalue()
+    assert "step 4/10" in text
+    assert "loss 2.3457" in text
+    assert "note among steps" in text
+
+
+def test_a_plan_lists_owners_and_totals_of_places_uncut() -> None:
+    console, out = file_console()
+    show_plan(BILL, console)
+    lines = out.getvalue().splitlines()
+    assert lines[0].split() == ["device", "cuda:0", "[red]"]
+    [weights] = [line for line in lines if line.startswith("weights")]
+    assert weights.endswith("long long")
+    totals = [line.split() for line in lines if line.startswith("total")]
+    assert totals == [
+        ["total", "host", "pinned", "3.00", "GiB"],
+        ["total", "device", "1.00", "MiB"],
+    ]
+    assert lines[-1] == "does not fit: 3 GiB of host RAM is missing. Set `store.memory: pageable`"
+
+
+def test_a_run_shows_its_plan_on_the_same_console() -> None:
+    console, out = file_console()
+    RunConsole(console).plan(BILL)
+    assert "total" in out.getvalue()
+
+
+def test_talk_goes_to_stderr_and_data_to_stdout() -> None:
+    assert talk().stderr
+    assert not data().stderr

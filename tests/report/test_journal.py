@@ -1,0 +1,131 @@
+"""`metrics.jsonl`: one valid JSON object a step; a cut last line loses nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from megatrain_cli.errors import CorruptError, StorageError
+from megatrain_cli.report.journal import Journal, read_journal
+from megatrain_cli.report.records import StepRecord
+
+numbers = st.floats(allow_nan=False)
+records = st.builds(
+    StepRecord,
+    step=st.integers(1, 10**9),
+    loss=numbers,
+    learning_rate=numbers,
+    grad_norm=numbers,
+    tokens=st.integers(0, 10**9),
+    tokens_per_second=numbers,
+    seconds=numbers,
+    phases=st.dictionaries(st.text(), numbers, max_size=3),
+    epoch=numbers,
+    rows=st.integers(0, 100),
+)
+
+
+def record(step: int, loss: float = 2.5) -> StepRecord:
+    return StepRecord(step, loss, 1e-3, 0.5, 100, 1234.5, 0.25, {"forward": 0.1}, 0.5, 8)
+
+
+def no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(records, max_size=4))
+def test_what_is_written_is_read_back(tmp_path: Path, written: list[StepRecord]) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.unlink(missing_ok=True)
+    with Journal(path) as journal:
+        for one in written:
+            journal.write(one)
+    assert list(read_journal(path)) == written
+    lines = path.read_text().splitlines()
+    assert len(lines) == len(written)
+    for line in lines:
+        json.loads(line, parse_constant=no_constant)
+
+
+def test_a_line_has_the_documented_keys(tmp_path: Path) -> None:
+    with Journal(tmp_path / "m.jsonl") as journal:
+        journal.write(record(3))
+    assert json.loads((tmp_path / "m.jsonl").read_text()) == {
+        "step": 3,
+        "loss": 2.5,
+        "learning_rate": 1e-3,
+        "grad_norm": 0.5,
+        "tokens": 100,
+        "tokens_per_second": 1234.5,
+        "seconds": 0.25,
+        "epoch": 0.5,
+        "rows": 8,
+        "phases": {"forward": 0.1},
+    }
+
+
+def test_numbers_that_json_lacks_are_texts(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    with Journal(path) as journal:
+        for loss in (float("nan"), float("inf"), float("-inf")):
+            journal.write(record(1, loss))
+    losses = [
+        json.loads(line, parse_constant=no_constant)["loss"]
+        for line in path.read_text().splitlines()
+    ]
+    assert losses == ["NaN", "Infinity", "-Infinity"]
+    assert [repr(r.loss) for r in read_journal(path)] == ["nan", "inf", "-inf"]
+
+
+def test_a_line_is_in_the_file_before_the_next_step(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    with Journal(path) as journal:
+        journal.write(record(1))
+        assert len(read_journal(path)) == 1
+
+
+def test_any_cut_of_the_file_loses_at_most_the_cut_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    with Journal(path) as journal:
+        for step in (1, 2, 3):
+            journal.write(record(step))
+    raw = path.read_bytes()
+    for length in range(len(raw) + 1):
+        path.write_bytes(raw[:length])
+        assert len(read_journal(path)) == raw[:length].count(b"\n")
+
+
+def test_appending_after_a_cut_line_keeps_every_line_whole(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    with Journal(path) as journal:
+        journal.write(record(1))
+        journal.write(record(2))
+    path.write_bytes(path.read_bytes()[:-5])
+    with Journal(path) as journal:
+        journal.write(record(2))
+    assert [one.step for one in read_journal(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "{}", '{"step": "one"}', '{"step": true}', "\xff"])
+def test_a_whole_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "m.jsonl"
+    with Journal(path) as journal:
+        journal.write(record(1))
+    with path.open("a", encoding="latin-1") as file:
+        file.write(line + "\n")
+    with pytest.raises(CorruptError, match=r"m\.jsonl:2: not a step record"):
+        read_journal(path)
+
+
+def test_keys_of_a_later_version_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text(json.dumps({**record(1).to_json(), "gpu_busy": 0.9}) + "\n")
+    assert read_journal(path) == (record(1),)
+
+
+def test_a_journal_that_cannot_be_opened_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot be written"):
+        Journal(tmp_path / "no-folder" / "m.jsonl")
