@@ -93,7 +93,7 @@ class InternalError(MegatrainError):
     exit_code = 70
 
 
-class Stopped(MegatrainError):
+class Stopped(MegatrainError):  # noqa: N818  not a fault: the user asked for it
     """The run stopped because it was asked to, after a whole step."""
 
     exit_code = 75

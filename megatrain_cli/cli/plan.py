@@ -31,9 +31,9 @@ def plan(
     Lists who would own which bytes, and where. Exit code 1 if the run does not fit.
     """
     loaded = read_config(config, overrides)
+    from megatrain_cli.pipeline.ops import schedule_text
     from megatrain_cli.report.console import data, talk
     from megatrain_cli.report.plan_view import say, show_plan
-    from megatrain_cli.pipeline.ops import schedule_text
     from megatrain_cli.train.assemble import plan_run, schedule_of
 
     run_plan = plan_run(loaded)

@@ -213,7 +213,7 @@ class Executor:
 
     def _stream_in(self, op: Op, step: _Running) -> None:
         del step
-        slot = self._slots[op.buffer("slot").index]
+        slot = self._slots[op.buffer("slot").number]
         slot.layer = op.layer
         numel = self._layouts[op.layer].numel
         self._copy_in(self._store.tiles[op.layer].weights, slot.flat[:numel])
@@ -229,7 +229,7 @@ class Executor:
 
     def _stream_out(self, op: Op, step: _Running) -> None:
         del step
-        source = self._gradients[op.buffer("device_gradient").index]
+        source = self._gradients[op.buffer("device_gradient").number]
         numel = self._layouts[op.layer].numel
         if self._slabs is None:
             target = self._store.tiles[op.layer].gradient
@@ -237,7 +237,7 @@ class Executor:
             target.copy_(source[:numel], non_blocking=True)
         else:
             start, end = piece_range(numel, op.piece, self._slabs.numel)
-            slab = self._slabs[op.buffer("slab").index]
+            slab = self._slabs[op.buffer("slab").number]
             slab[: end - start].copy_(source[start:end], non_blocking=True)
         self._send_total(op.layer)
         if op.layer == self._shape.head:
@@ -263,13 +263,13 @@ class Executor:
 
     def _apply(self, op: Op, step: _Running, *, keep: bool) -> _Graph:
         mb = self._mb(op)
-        slot = self._slots[op.buffer("slot").index]
+        slot = self._slots[op.buffer("slot").number]
         flat = slot.require(op.layer)
         self._seed(op.layer, mb, step)
         if op.layer == 0:
             leaves = self._prologue.leaves(flat)
-            hidden, args = self._prologue(leaves, self._upload(step.batch[mb].input_ids))
-            step.args[mb] = args
+            input_ids = self._upload(step.batch[mb].input_ids)
+            hidden, step.args[mb] = self._prologue(leaves, input_ids)
             return _Graph(None, leaves, hidden)
         template = self._layers[op.layer - 1]
         leaves = template.leaves(flat)
@@ -283,7 +283,7 @@ class Executor:
 
     def _loss(self, op: Op, step: _Running) -> None:
         mb = self._mb(op)
-        flat = self._slots[op.buffer("slot").index].require(op.layer)
+        flat = self._slots[op.buffer("slot").number].require(op.layer)
         if mb == 0:
             self._collector.start_head()
             self._totals[self._shape.num_layers].zero_()
@@ -314,19 +314,20 @@ class Executor:
         graph = self._graphs.pop((op.layer, mb))
         above = self._hidden[op.buffer("output_gradient")]
         inputs = [*([] if graph.source is None else [graph.source]), *graph.leaves]
+        gradients: Sequence[torch.Tensor | None]
         gradients = torch.autograd.grad([graph.result], inputs, [above], allow_unused=True)
         if graph.source is not None:
-            if gradients[0] is None:
+            below, *gradients = gradients
+            if below is None:
                 above.zero_()
             else:
-                above.copy_(gradients[0])
-            gradients = gradients[1:]
+                above.copy_(below)
         self._collector.add(op.layer, gradients, first=mb == 0)
         if op.last:
             self._finish_gradient(op, gradients)
 
     def _finish_gradient(self, op: Op, gradients: Sequence[torch.Tensor | None]) -> None:
-        out = self._gradients[op.buffer("device_gradient").index]
+        out = self._gradients[op.buffer("device_gradient").number]
         numel = self._layouts[op.layer].numel
         self._totals[op.layer] = self._collector.finish(op.layer, gradients, out[:numel])
 
@@ -338,7 +339,7 @@ class Executor:
         assert gradient is not None
         assert self._slabs is not None
         start, end = piece_range(gradient.numel(), op.piece, self._slabs.numel)
-        gradient[start:end].copy_(self._slabs[op.buffer("slab").index][: end - start])
+        gradient[start:end].copy_(self._slabs[op.buffer("slab").number][: end - start])
 
     def _clip(self, op: Op, step: _Running) -> None:
         del op
@@ -353,7 +354,7 @@ class Executor:
             step.host.update(op.layer, tile.gradient, 0, norm)
             return
         start, end = piece_range(tile.layout.numel, op.piece, self._slabs.numel)
-        slab = self._slabs[op.buffer("slab").index]
+        slab = self._slabs[op.buffer("slab").number]
         step.host.update(op.layer, slab[: end - start], start, norm)
 
     # ------------------------------------------------------------------ small parts
@@ -362,7 +363,7 @@ class Executor:
         """Make any later read of a slot that this op gave back show as NaN."""
         for event in op.records:
             if event.name == "buffer_free":
-                self._slots[event.buffer.index].flat.fill_(torch.nan)
+                self._slots[event.buffer.number].flat.fill_(torch.nan)
 
     def _slot_with(self, layer: int) -> torch.Tensor:
         """The run of a kept layer at its backward, wherever it was streamed to."""

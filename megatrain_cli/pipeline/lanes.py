@@ -97,7 +97,7 @@ class CudaMark:
     def seconds_since(self, earlier: Mark) -> float:
         """Seconds between two marks, from the device's own clock."""
         assert isinstance(earlier, CudaMark)
-        return earlier._event.elapsed_time(self._event) / 1e3
+        return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
 class _DeviceRecord:

@@ -64,11 +64,11 @@ class Buffer(NamedTuple):
     """
 
     kind: str
-    index: int = 0
+    number: int = 0
     micro_batch: int = 0
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.index}" + (f".{self.micro_batch}" if self.micro_batch else "")
+        return f"{self.kind} {self.number}" + (f".{self.micro_batch}" if self.micro_batch else "")
 
 
 class Event(NamedTuple):

@@ -178,7 +178,7 @@ class _Builder:
     def _offload(self, layer: int, mb: int, source: Buffer) -> None:
         if source.kind != "ring":
             return
-        self.ring_layer[source.index] = layer
+        self.ring_layer[source.number] = layer
         host = Buffer("host_input", layer, mb)
         self._emit(Kind.OFFLOAD, layer, mb, reads=[source], writes=[host])
 
@@ -189,14 +189,14 @@ class _Builder:
         while done >= shape.head and self.next_fetch < len(shape.visits):
             layer = shape.visits[self.next_fetch]
             ring = shape.input_of(layer, 0)
-            if ring.kind == "ring" and self.ring_layer.get(ring.index) != layer:
-                if self._ring_pending(ring.index, done):
+            if ring.kind == "ring" and self.ring_layer.get(ring.number) != layer:
+                if self._ring_pending(ring.number, done):
                     break
                 for mb in range(shape.num_micro_batches):
                     host = Buffer("host_input", layer, mb)
                     out = [shape.input_of(layer, mb)]
                     self._emit(Kind.FETCH, layer, mb, reads=[host], writes=out)
-                self.ring_layer[ring.index] = layer
+                self.ring_layer[ring.number] = layer
             self.next_fetch += 1
 
     def _ring_pending(self, ring: int, done: int) -> bool:

@@ -34,7 +34,7 @@ class SlabPool:
 
 
 def piece_range(numel: int, piece: int | None, slab_numel: int) -> tuple[int, int]:
-    """Elements `[start, end)` of a run that a piece covers; the whole run if there are no pieces."""
+    """Elements `[start, end)` of a run that a piece covers; all of it if there are no pieces."""
     if piece is None:
         return 0, numel
     start = piece * slab_numel

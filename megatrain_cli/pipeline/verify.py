@@ -115,7 +115,7 @@ def _check_counts(ops: Sequence[Op], shape: PipelineShape) -> None:
     micro_batches = range(shape.num_micro_batches)
     layers = range(shape.num_layers)
     body = range(shape.head)
-    wanted = Counter(
+    wanted: Counter[tuple[Kind, int, int | None, int | None]] = Counter(
         [(Kind.FORWARD, i, mb, None) for i in body for mb in micro_batches]
         + [
             (Kind.RECOMPUTE, i, mb, None)
@@ -127,7 +127,7 @@ def _check_counts(ops: Sequence[Op], shape: PipelineShape) -> None:
         + [(Kind.LOSS, shape.head, mb, None) for mb in micro_batches]
         + [(Kind.CLIP, -1, None, None)]
     )
-    pieces = [
+    pieces: list[tuple[int, int | None]] = [
         (i, p) for i in layers for p in (range(shape.pieces[i]) if shape.num_slabs else [None])
     ]
     wanted += Counter((Kind.STREAM_OUT, i, None, p) for i, p in pieces)

@@ -1,4 +1,4 @@
-"""Turn what was asked into what will be done: every `auto` becomes a value here and nowhere else."""
+"""Turn what was asked into what will be done: every `auto` becomes a value here, nowhere else."""
 
 import math
 from dataclasses import dataclass

@@ -109,19 +109,25 @@ def _summary(
     config: TrainConfig, spec: ModelSpec, decisions: Decisions, machine: MachineSpec
 ) -> tuple[tuple[str, str], ...]:
     d = decisions
-    kept = f"{d.keep_layers} of {len(spec.decoder_layers)} layers kept, others recomputed"
-    path = f"{d.num_slabs} slabs" if d.num_slabs else "straight into the tiles"
+    layers = len(spec.decoder_layers)
+    tied = ", tied head" if spec.tied else ""
+    updates = "eager" if d.eager else "deferred"
+    slot_bytes = d.slot_numel * (2 if d.dtype == "bfloat16" else 4)
+    kept = f"{d.keep_layers} of {layers} layers kept, others recomputed"
+    rows = f"{d.num_micro_batches} x {d.micro_batch_size} rows of up to {d.max_length} tokens"
     return (
-        ("model", f"{spec.architecture}, {show_count(spec.num_parameters)} parameters, "
-                  f"{len(spec.decoder_layers)} layers" + (", tied head" if spec.tied else "")),
+        (
+            "model",
+            f"{spec.architecture}, {show_count(spec.num_parameters)} parameters, "
+            f"{layers} layers{tied}",
+        ),
         ("device", machine.device_name or "CPU"),
         ("compute", f"{d.dtype}, attention {d.attention}"),
-        ("masters", f"{d.tile_format.master}, updates {'eager' if d.eager else 'deferred'} "
-                    f"on {d.threads} threads"),
+        ("masters", f"{d.tile_format.master}, updates {updates} on {d.threads} threads"),
         ("store", "page-locked in place" if d.pin_store else "pageable"),
-        ("gradients", path),
-        ("staging", f"{d.num_slots} buffers of {show_bytes(d.slot_numel * (2 if d.dtype == 'bfloat16' else 4))}"),
+        ("gradients", f"{d.num_slabs} slabs" if d.num_slabs else "straight into the tiles"),
+        ("staging", f"{d.num_slots} buffers of {show_bytes(slot_bytes)}"),
         ("activations", kept + (", inputs offloaded" if d.offload else "")),
-        ("step", f"{d.num_micro_batches} x {d.micro_batch_size} rows of up to {d.max_length} tokens"),
+        ("step", rows),
         ("learning rate", f"{config.optimizer.learning_rate:g}, {config.schedule.type}"),
-    )  # fmt: skip
+    )
