@@ -44,6 +44,8 @@ def tiny_config(
         "eos_token_id": 257,
         "pad_token_id": None,
         "max_position_embeddings": 64,
+        # Large enough that attention is far from uniform, or a wrong mask would hardly show.
+        "initializer_range": 0.1,
     }
     if kind == "gpt2":
         del fields["max_position_embeddings"]
