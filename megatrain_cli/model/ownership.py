@@ -127,7 +127,7 @@ class _UseLog(TorchDispatchMode):
     """Notes each parameter that an operator reads, before or after the decoder layers."""
 
     def __init__(self, first_names: Mapping[int, str], tape: Tape) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
         self.first_names = first_names
         self.tape = tape
         self.before: set[str] = set()

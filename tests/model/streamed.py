@@ -25,7 +25,8 @@ def save_and_open(
     opened: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=attention
     )
-    return opened.eval()
+    opened.eval()
+    return opened
 
 
 def make_run(layout: LayerLayout, model: PreTrainedModel, dtype: torch.dtype) -> Tensor:
@@ -59,7 +60,7 @@ class Streamed:
         logits = head(
             head.leaves(self.runs[-1]), head.tied_leaves(self.runs[0]), hidden.flatten(0, 1)
         )
-        return logits.unflatten(0, input_ids.shape)
+        return logits.view(*input_ids.shape, -1)
 
     def loss_and_gradients(
         self, input_ids: Tensor, labels: Tensor, chunk: int, seed: int | None = None
