@@ -168,8 +168,8 @@ def _follow_forward(
                 f"{type(model).__name__} calls {len(tape.calls)} of its {tape.num_layers} decoder "
                 "layers: such a model cannot be trained yet."
             )
-    except (RuntimeError, NotImplementedError) as error:
-        # What torch raises when an operator needs a value that a meta tensor does not have.
+    except (RuntimeError, ValueError) as error:
+        # An operator needs a value that a meta tensor lacks, or another mask was expected.
         raise ModelError(
             f"The forward of {type(model).__name__} cannot be followed without weights: {error}"
         ) from error

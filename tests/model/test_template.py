@@ -129,12 +129,20 @@ def test_no_part_waits_for_the_device(kind: str, attention: str, tmp_path: Path)
     assert reads.count == 0
 
 
+class TrainedRotary(torch.nn.Module):
+    """As in a model whose layers are all given something computed from a weight."""
+
+    def forward(
+        self, hidden: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        table = torch.ones(1, position_ids.shape[1], 8, requires_grad=True)
+        return table, table * 2
+
+
 def test_an_argument_that_needs_a_gradient_is_refused(tmp_path: Path) -> None:
     model = save_and_open(make_tiny("llama", tied=True), tmp_path, torch.float32, "eager")
     streamed = Streamed.open(model, tmp_path, torch.float32, "eager")
     prologue = Prologue(streamed.skeleton)
-    # As in a model whose layers are all given something computed from a weight.
-    for buffer in streamed.skeleton.model.buffers():
-        buffer.requires_grad_()
+    streamed.skeleton.model.set_submodule("model.rotary_emb", TrainedRotary())
     with pytest.raises(ModelError, match="more than one input"):
         prologue(prologue.leaves(streamed.runs[0]), random_ids(1, 5))
