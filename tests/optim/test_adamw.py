@@ -196,6 +196,24 @@ def test_a_gradient_that_is_not_finite_never_leaves_a_finite_weight(
     assert tile.read_master("weight").isnan().nonzero().flatten().tolist() == [0, 129]
 
 
+def test_moments_of_an_unused_row_end_at_zero_and_not_among_the_slow_subnormals() -> None:
+    tile = make_tile(100, SPLIT)
+    fill_tile(tile, torch.ones(100))
+    tile.exp_avg[:100] = -1e-29
+    tile.exp_avg_sq[:100] = 1e-37
+    subnormal_master = torch.full((100,), 1e-40)
+    tile.write_master("weight", subnormal_master)
+    for number in range(1, 101):
+        step = a_step(number, weight_decay=0.0, eps=1e-8)
+        update_range(tile, torch.zeros(100, dtype=torch.bfloat16), 0, step, decay=True)
+        for moment in (tile.exp_avg[:100], tile.exp_avg_sq[:100]):
+            assert ((moment == 0) | (moment.abs() >= 2.0**-126)).all()
+    assert not tile.exp_avg.any()
+    assert not tile.exp_avg_sq.any()
+    # The change of 1e-2 * 1e-29 / 1e-8 and less is far above a subnormal master, which is exact.
+    assert (tile.read_master("weight") > subnormal_master).all()
+
+
 def test_small_steps_move_a_split_master_and_leave_a_bf16_one_where_it_is() -> None:
     moved = {}
     for fmt in (SPLIT, BF16):
@@ -245,6 +263,11 @@ def test_bias_corrections_come_from_the_integer_step() -> None:
     step = AdamStep(step=3, lr=1e-3, beta1=0.9, beta2=0.999, eps=0, weight_decay=0)
     assert step.step_size == 1e-3 / (1 - 0.9**3)
     assert step.sqrt_correction2 == (1 - 0.999**3) ** 0.5
+
+
+def test_steps_are_counted_from_one() -> None:
+    with pytest.raises(InternalError, match="from 1, not 0"):
+        a_step(0)
 
 
 def test_a_gradient_of_the_wrong_dtype_or_length_is_a_bug() -> None:
