@@ -4,7 +4,7 @@
 in L1, in three short loops: unscale the gradient; moments and the change they ask for; apply the
 change to the master. Fused into one loop, five arrays of which four are written need more aliasing
 checks than LLVM is willing to make, and the loop stays scalar: 0.30 G parameters/s on one core
-against 0.89 in blocks (Xeon, AVX-512, 2 cores, fp32_split).
+against 0.77 in blocks (one core of a Xeon with AVX-512, fp32_split).
 
 [Note: Same bits everywhere] No fastmath, so LLVM neither reorders sums nor fuses a multiplication
 into an addition. What is left (+ - * / sqrt) is correctly rounded by IEEE 754 on any machine: an
@@ -13,8 +13,8 @@ element's result depends neither on the vector width nor on where the arrays wer
 [Note: Tiny moments] A row of the embedding whose token does not come up keeps shrinking its moments
 until they are subnormal, and there they stay: rounding stops the decay. Arithmetic on subnormals
 takes x86 cores more than a hundred cycles; such rows ran 8 to 14 times slower (same Xeon). So a
-first moment below 2**-100 and a second below 2**-126 become 0. By then neither can move a master:
-the change is at most `lr` times 2**-100 over `eps`. Telling the core to flush subnormals instead
+first moment below 2**-100 and a second below 2**-126 become 0. With an `eps` of any use neither
+matters by then: 2**-100 over `eps` moves no master, and a root of 2**-63 adds nothing to it. Telling the core to flush subnormals instead
 would also flush those of the masters, which are kept exactly.
 
 Operations and their order are those of `torch.optim.AdamW`'s single-tensor path
