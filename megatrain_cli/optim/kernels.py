@@ -14,8 +14,9 @@ element's result depends neither on the vector width nor on where the arrays wer
 until they are subnormal, and there they stay: rounding stops the decay. Arithmetic on subnormals
 takes x86 cores more than a hundred cycles; such rows ran 8 to 14 times slower (same Xeon). So a
 first moment below 2**-100 and a second below 2**-126 become 0. With an `eps` of any use neither
-matters by then: 2**-100 over `eps` moves no master, and a root of 2**-63 adds nothing to it. Telling the core to flush subnormals instead
-would also flush those of the masters, which are kept exactly.
+matters by then: 2**-100 over `eps` moves no master, and a root of 2**-63 adds nothing to `eps`.
+Telling the core to flush subnormals instead would also flush those of the masters, which are kept
+exactly.
 
 Operations and their order are those of `torch.optim.AdamW`'s single-tensor path
 (`torch/optim/adam.py`, `_single_tensor_adam`). BF16 arrays come as `uint16`, their bit patterns.
