@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 WARM_UP_STEPS = 2
@@ -56,6 +56,23 @@ SHAPES = {
 }
 
 
+@dataclass(frozen=True)
+class Result:
+    """What one shape measured; medians over the timed steps, memory as the largest so far."""
+
+    shape: str
+    parameters: int
+    rows: int
+    length: int
+    first_loss: float
+    seconds: float
+    tokens_per_second: float
+    tflops: float
+    phases: dict[str, float]
+    host_peak_bytes: int
+    wall_seconds: float
+
+
 def write_model(folder: Path, shape: Shape) -> None:
     """A folder with config.json and a byte-level tokenizer; no weights."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -83,9 +100,7 @@ def write_model(folder: Path, shape: Shape) -> None:
 
 def write_rows(path: Path, count: int, length: int) -> None:
     """Rows of exactly `length` tokens once cut: all text, all of it learned."""
-    words = (
-        "the model does not fit so its layers come and go while the host keeps them all ".split()
-    )
+    words = ["the", "model", "does", "not", "fit", "so", "its", "layers", "come", "and", "go"]
     with path.open("w", encoding="utf-8") as file:
         for row in range(count):
             turned = words[row % len(words) :] + words[: row % len(words)]
@@ -93,7 +108,7 @@ def write_rows(path: Path, count: int, length: int) -> None:
             file.write(json.dumps({"text": text * (length // len(text) + 2)}) + "\n")
 
 
-def bench(name: str, args: argparse.Namespace) -> dict[str, object]:
+def bench(name: str, args: argparse.Namespace) -> Result:
     """Train one shape for a few steps and sum up its journal."""
     shape = SHAPES[name]
     with tempfile.TemporaryDirectory(prefix="megatrain-bench-") as place:
@@ -130,22 +145,22 @@ def bench(name: str, args: argparse.Namespace) -> dict[str, object]:
     timed = steps[WARM_UP_STEPS:]
     seconds = statistics.median(step["seconds"] for step in timed)
     tokens = args.rows * args.accumulation * args.length
-    return {
-        "shape": name,
-        "parameters": shape.parameters,
-        "rows": args.rows * args.accumulation,
-        "length": args.length,
-        "first_loss": steps[0]["loss"],
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-        "tflops": 6 * shape.parameters * tokens / seconds / 1e12,
-        "phases": {
+    return Result(
+        shape=name,
+        parameters=shape.parameters,
+        rows=args.rows * args.accumulation,
+        length=args.length,
+        first_loss=steps[0]["loss"],
+        seconds=seconds,
+        tokens_per_second=tokens / seconds,
+        tflops=6 * shape.parameters * tokens / seconds / 1e12,
+        phases={
             key: statistics.median(step["phases"][key] for step in timed)
             for key in timed[0]["phases"]
         },
-        "host_peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
-        "wall_seconds": wall,
-    }
+        host_peak_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        wall_seconds=wall,
+    )
 
 
 def main() -> None:
@@ -162,18 +177,18 @@ def main() -> None:
     args = parser.parse_args()
     results = [bench(name, args) for name in args.shapes]
     if args.json:
-        print(json.dumps(results, indent=2))
+        print(json.dumps([asdict(r) for r in results], indent=2))
         return
     print(
         "| shape | batch x length | first loss | s/step | tokens/s | TFLOPS | phases | host peak |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for r in results:
-        phases = ", ".join(f"{key} {value:.3f}" for key, value in dict(r["phases"]).items())  # type: ignore[call-overload]  # a dict, as made above
+        phases = ", ".join(f"{key} {value:.3f}" for key, value in r.phases.items())
         print(
-            f"| {r['shape']} | {r['rows']} x {r['length']} | {r['first_loss']:.3f} "
-            f"| {r['seconds']:.3f} | {r['tokens_per_second']:.0f} | {r['tflops']:.0f} "
-            f"| {phases} | {r['host_peak_bytes'] / 2**30:.1f} GiB |"  # type: ignore[operator]  # ints
+            f"| {r.shape} | {r.rows} x {r.length} | {r.first_loss:.3f} | {r.seconds:.3f} "
+            f"| {r.tokens_per_second:.0f} | {r.tflops:.0f} | {phases} "
+            f"| {r.host_peak_bytes / 2**30:.1f} GiB |"
         )
 
 

@@ -1,6 +1,6 @@
 """Run the engine's parts on a GPU, with lanes of the test's choice, and see what it computed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,16 +9,19 @@ import torch
 import yaml
 
 from megatrain_cli.config.load import load_config
+from megatrain_cli.model.initial import RandomLayers
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.pipeline.executor import MicroBatch
-from megatrain_cli.pipeline.lanes import CudaLanes, Lanes, Mark, Work
-from megatrain_cli.pipeline.ops import Kind, Lane, Op
+from megatrain_cli.pipeline.lanes import CudaLanes, Fence, Lanes, Mark, Work
+from megatrain_cli.pipeline.ops import Lane, Op
 from megatrain_cli.store.load import fill_random
 from megatrain_cli.store.master import MasterStore
-from megatrain_cli.model.initial import RandomLayers
 from megatrain_cli.train.assemble import build_executor, prepare
 from megatrain_cli.train.step import StepUpdate, UpdateClock
+
+# A config section, or a model's config.
+Settings = Mapping[str, object]
 
 
 class BlockingLanes:
@@ -34,7 +37,7 @@ class BlockingLanes:
     def mark(self) -> Mark:
         return self._inner.mark()
 
-    def fence(self):
+    def fence(self) -> Fence:
         return self._inner.fence()
 
     def drain(self) -> None:
@@ -89,12 +92,11 @@ class Outcome:
         return self.losses == other.losses and all(torch.equal(a, b) for a, b in pairs)
 
 
-def write_config(folder: Path, model: dict[str, object], **sections: dict[str, object]) -> Path:
+def write_config(folder: Path, shape: Settings, sections: Mapping[str, Settings]) -> Path:
     """A model config without weights, and a run's config beside it."""
     import transformers
 
-    kind = str(model.pop("kind", "Qwen2Config"))
-    getattr(transformers, kind)(**model).save_pretrained(folder / "model")
+    transformers.Qwen2Config.from_dict(dict(shape)).save_pretrained(folder / "model")
     (folder / "rows.jsonl").write_text("{}\n")
     config: dict[str, dict[str, object]] = {
         "model": {"path": "model", "init": "random"},

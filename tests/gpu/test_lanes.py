@@ -4,19 +4,29 @@ Eager attention: its kernels repeat bit for bit, so that every difference is a r
 is compared with the CPU within a bound.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from megatrain_cli.pipeline.lanes import CudaLanes
+from megatrain_cli.errors import NumericsError
+from megatrain_cli.pipeline.lanes import CudaLanes, InlineLanes
 from megatrain_cli.pipeline.ops import Lane
-from tests.gpu.harness import BlockingLanes, CarelessLanes, Outcome, SlowLanes, run, write_config
+from tests.gpu.harness import (
+    BlockingLanes,
+    CarelessLanes,
+    Outcome,
+    Settings,
+    SlowLanes,
+    run,
+    write_config,
+)
 
 pytestmark = pytest.mark.gpu
 
-SMALL = {
+SMALL: Settings = {
     "vocab_size": 512,
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -25,17 +35,19 @@ SMALL = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
-CUDA = {"device": "cuda"}
-EAGER = {"attention": "eager", "path": "model", "init": "random"}
+CUDA: Settings = {"device": "cuda"}
+EAGER: Settings = {"attention": "eager", "path": "model", "init": "random"}
 
 
-def small(folder: Path, *, tied: bool = False, **sections: dict[str, object]) -> Path:
-    sections.setdefault("pipeline", CUDA)
-    sections.setdefault("model", EAGER)
-    return write_config(folder, {**SMALL, "tie_word_embeddings": tied}, **sections)
+def small(folder: Path, sections: Mapping[str, Settings], *, tied: bool = False) -> Path:
+    return write_config(
+        folder,
+        {**SMALL, "tie_word_embeddings": tied},
+        {"pipeline": CUDA, "model": EAGER, **sections},
+    )
 
 
-VARIANTS: dict[str, dict[str, dict[str, object]]] = {
+VARIANTS: dict[str, Mapping[str, Settings]] = {
     "registered": {},
     "pageable": {"store": {"memory": "pageable"}},
     "two slabs": {"store": {"memory": "pageable"}, "pipeline": {**CUDA, "grad_slabs": 2}},
@@ -53,7 +65,7 @@ VARIANTS: dict[str, dict[str, dict[str, object]]] = {
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run(small(tmp_path_factory.mktemp("plain")), BlockingLanes)
+    return run(small(tmp_path_factory.mktemp("plain"), {}), BlockingLanes)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -61,13 +73,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def test_three_streams_compute_what_blocking_lanes_compute(
     name: str, tied: bool, tmp_path: Path
 ) -> None:
-    config = small(tmp_path, tied=tied, **VARIANTS[name])
+    config = small(tmp_path, VARIANTS[name], tied=tied)
     assert run(config, CudaLanes).same_bits(run(config, BlockingLanes))
 
 
 @pytest.mark.parametrize("name", [n for n in VARIANTS if "micro" not in n and "eager" not in n])
 def test_where_memory_comes_from_changes_no_bit(name: str, plain: Outcome, tmp_path: Path) -> None:
-    assert run(small(tmp_path, **VARIANTS[name]), CudaLanes).same_bits(plain)
+    assert run(small(tmp_path, VARIANTS[name]), CudaLanes).same_bits(plain)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +90,7 @@ def test_where_memory_comes_from_changes_no_bit(name: str, plain: Outcome, tmp_p
 def test_slow_copies_change_no_bit(
     slow: tuple[Lane, ...], name: str, plain: Outcome, tmp_path: Path
 ) -> None:
-    config = small(tmp_path, **VARIANTS[name])
+    config = small(tmp_path, VARIANTS[name])
     assert run(config, partial(SlowLanes, slow=slow), poison=True).same_bits(plain)
 
 
@@ -93,14 +105,12 @@ def test_slow_copies_change_no_bit(
 def test_a_lane_that_forgets_its_waits_is_caught(
     slow: Lane, careless: Lane, plain: Outcome, tmp_path: Path
 ) -> None:
-    config = small(tmp_path, optimizer={"max_grad_norm": 1.0})
     lanes = partial(CarelessLanes, slow=(slow,), careless=careless)
     try:
-        outcome = run(config, lanes)
-    except Exception as error:  # noqa: BLE001  NaN weights may also stop the run
-        assert "not finite" in str(error)
-    else:
-        assert not outcome.same_bits(plain)
+        caught = not run(small(tmp_path, {}), lanes).same_bits(plain)
+    except NumericsError:  # memory that was never written may well be NaN
+        caught = True
+    assert caught
 
 
 def test_layers_of_very_poor_arithmetic_density_change_no_bit(tmp_path: Path) -> None:
@@ -108,9 +118,7 @@ def test_layers_of_very_poor_arithmetic_density_change_no_bit(tmp_path: Path) ->
     config = write_config(
         tmp_path,
         {**SMALL, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16},
-        model=EAGER,
-        pipeline=CUDA,
-        train={"micro_batch_size": 1},
+        {"model": EAGER, "pipeline": CUDA, "train": {"micro_batch_size": 1}},
     )
     assert run(config, CudaLanes, length=2).same_bits(run(config, BlockingLanes, length=2))
 
@@ -125,8 +133,10 @@ def test_layers_from_one_mib_to_over_one_gib_change_no_bit(
     config = write_config(
         tmp_path,
         {**SMALL, "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": 3},
-        model=EAGER,
-        pipeline={**CUDA, "activations": {"keep_layers": 1, "offload": False}},
+        {
+            "model": EAGER,
+            "pipeline": {**CUDA, "activations": {"keep_layers": 1, "offload": False}},
+        },
     )
     slow = partial(SlowLanes, slow=(Lane.STREAM_IN,))
     assert run(config, slow, steps=2, poison=True).same_bits(run(config, BlockingLanes, steps=2))
@@ -134,7 +144,7 @@ def test_layers_from_one_mib_to_over_one_gib_change_no_bit(
 
 def test_a_step_is_issued_without_waiting_for_the_device(tmp_path: Path) -> None:
     """PyTorch raises for every call in the issuing thread that would wait for the device."""
-    config = write_config(tmp_path, dict(SMALL), pipeline=CUDA)  # fused attention
+    config = write_config(tmp_path, SMALL, {"pipeline": CUDA})  # fused attention
     try:
         run(config, CudaLanes, around=lambda: torch.cuda.set_sync_debug_mode("error"))
     finally:
@@ -145,8 +155,8 @@ def test_a_step_is_issued_without_waiting_for_the_device(tmp_path: Path) -> None
 def test_the_gpu_agrees_with_the_cpu(attention: str, tmp_path: Path) -> None:
     """BF16 kernels of two devices round differently: 2^-8 of the largest gradient of a layer."""
     section = {**EAGER, "attention": attention}
-    gpu = run(small(tmp_path / "gpu", model=section), CudaLanes, steps=1)
-    config = small(tmp_path / "cpu", model=section, pipeline={"device": "cpu"})
+    gpu = run(small(tmp_path / "gpu", {"model": section}), CudaLanes, steps=1)
+    config = small(tmp_path / "cpu", {"model": section, "pipeline": {"device": "cpu"}})
     cpu = run_on_cpu(config)
     assert abs(gpu.losses[0] - cpu.losses[0]) < 2e-3
     for a, b in zip(gpu.gradients, cpu.gradients, strict=True):
@@ -154,8 +164,6 @@ def test_the_gpu_agrees_with_the_cpu(attention: str, tmp_path: Path) -> None:
 
 
 def run_on_cpu(config: Path) -> Outcome:
-    from megatrain_cli.pipeline.lanes import InlineLanes
-
     def inline(device: torch.device) -> InlineLanes:
         del device
         return InlineLanes()
