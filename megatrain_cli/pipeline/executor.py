@@ -188,7 +188,6 @@ class Executor:
                 loss = self._lanes.mark()
             elif op.kind is Kind.CLIP:
                 clipped = self._lanes.fence()
-        step.args.clear()  # host work may hold the step far into the next one
         return IssuedStep(start, loss, self._lanes.mark(), clipped, num_targets)
 
     def close(self) -> None:
@@ -311,8 +310,9 @@ class Executor:
             self._finish_gradient(op, [])
 
     def _backward(self, op: Op, step: _Running) -> None:
-        del step
         mb = self._mb(op)
+        if op.layer == 0:
+            del step.args[mb]  # host work may hold the step far into the next one
         graph = self._graphs.pop((op.layer, mb))
         above = self._hidden[op.buffer("output_gradient")]
         inputs = [*([] if graph.source is None else [graph.source]), *graph.leaves]

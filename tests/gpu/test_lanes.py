@@ -142,6 +142,7 @@ def test_layers_from_one_mib_to_over_one_gib_change_no_bit(
     assert run(config, slow, steps=2, poison=True).same_bits(run(config, BlockingLanes, steps=2))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_step_is_issued_without_waiting_for_the_device(tmp_path: Path) -> None:
     """PyTorch raises for every call in the issuing thread that would wait for the device."""
     config = write_config(tmp_path, SMALL, {"pipeline": CUDA})  # fused attention
