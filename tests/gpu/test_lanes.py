@@ -14,7 +14,7 @@ import torch
 from megatrain_cli.errors import NumericsError
 from megatrain_cli.pipeline.lanes import CudaLanes, InlineLanes
 from megatrain_cli.pipeline.ops import Lane
-from tests.gpu.harness import (
+from tests.engine import (
     BlockingLanes,
     CarelessLanes,
     Outcome,

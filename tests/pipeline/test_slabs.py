@@ -1,5 +1,7 @@
 """Slabs: pieces cover a run exactly once."""
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ def test_pieces_cover_a_run_without_gap_or_overlap(numel: int, slab_numel: int) 
     pieces = [piece_range(numel, p, slab_numel) for p in range(-(-numel // slab_numel))]
     assert pieces[0][0] == 0
     assert pieces[-1][1] == numel
-    assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(pieces))
     assert all(0 < end - start <= slab_numel for start, end in pieces)
 
 

@@ -1,7 +1,8 @@
-"""Run the engine's parts on a GPU, with lanes of the test's choice, and see what it computed."""
+"""Run the engine with lanes of the test's choice on rows of random tokens; see what it computed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,14 @@ import yaml
 
 from megatrain_cli.config.load import load_config
 from megatrain_cli.model.initial import RandomLayers
+from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.pipeline.executor import MicroBatch
 from megatrain_cli.pipeline.lanes import CudaLanes, Fence, Lanes, Mark, Work
 from megatrain_cli.pipeline.ops import Lane, Op
+from megatrain_cli.plan.plan import RunPlan
+from megatrain_cli.plan.tiles import TileFormat
 from megatrain_cli.store.load import fill_random
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import build_executor, prepare
@@ -110,6 +114,16 @@ def write_config(folder: Path, shape: Settings, sections: Mapping[str, Settings]
     return path
 
 
+@cache
+def _prepared(config: Path) -> tuple[Skeleton, RunPlan]:
+    return prepare(load_config(config))
+
+
+@cache
+def _updater(threads: int, fmt: TileFormat) -> TileUpdater:
+    return TileUpdater(threads, fmt=fmt)
+
+
 def run(
     config: Path,
     make_lanes: Callable[[torch.device], Lanes],
@@ -118,19 +132,34 @@ def run(
     length: int = 64,
     poison: bool = False,
     around: Callable[[], None] | None = None,
+    decided: Mapping[str, object] | None = None,
+    ops: Callable[[tuple[Op, ...]], tuple[Op, ...]] | None = None,
 ) -> Outcome:
-    """Train on rows of random tokens; `around` is called before the last step is issued."""
-    loaded = load_config(config)
-    skeleton, plan = prepare(loaded)
+    """Train a few steps.
+
+    Args:
+        config: As `write_config` makes it.
+        make_lanes: Called with the device.
+        steps: How many.
+        length: Tokens of a row.
+        poison: Fill slots with NaN when they are given back.
+        around: Called before the last step is issued.
+        decided: Decisions of the plan to replace.
+        ops: Changes the proved schedule, to show what happens without a guard.
+    """
+    skeleton, plan = _prepared(config)
     assert not plan.shortfalls
-    d = plan.decisions
+    d = replace(plan.decisions, **(decided or {}))  # type: ignore[arg-type]  # the test knows them
+    plan = replace(plan, decisions=d)
     store = MasterStore(skeleton.layouts, d.tile_format)
     if d.pin_store:
         store.register()
     fill_random(store, RandomLayers(skeleton, 1).read, 4)
     lanes = make_lanes(torch.device(plan.machine.device))
     executor = build_executor(skeleton, plan, store, lanes, poison=poison)
-    updater = TileUpdater(d.threads, fmt=d.tile_format)
+    if ops is not None:
+        executor._ops = ops(executor._ops)
+    updater = _updater(d.threads, d.tile_format)
     rng = np.random.default_rng(0)
     losses, norms = [], []
     for step in range(1, steps + 1):
@@ -165,7 +194,6 @@ def run(
         [x.clone() for t in store.tiles for x in (t.exp_avg, t.exp_avg_sq)],
     )
     lanes.close()
-    updater.close()
     executor.close()
     store.close()
     return outcome
