@@ -14,7 +14,9 @@ word, and must then close each real turn too.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from itertools import takewhile
+from typing import TYPE_CHECKING, cast
 
 from jinja2 import TemplateError
 
@@ -30,12 +32,13 @@ _PROBE = "megatrainprobe"
 
 @dataclass(frozen=True)
 class TurnMarks:
-    """What a template writes around an assistant turn.
+    r"""What a template writes around an assistant turn.
 
     Attributes:
-        prompt: The generation prompt, `"<|im_start|>assistant\\n"`; "" where there is none.
+        prompt: The generation prompt, `"<|im_start|>assistant\n"`, or as much of its end as a
+            question without it does not share; "" where there is none.
         end: From the answer to the end of the end-of-turn token, `"<|im_end|>"`.
-        rest: What follows that token, `"\\n"`; never something to learn.
+        rest: What follows that token, `"\n"`; never something to learn.
     """
 
     prompt: str
@@ -50,16 +53,26 @@ def find_turn_marks(tokenizer: "PreTrainedTokenizerBase") -> TurnMarks:
         DataError: The template cannot write such a chat, or ends a turn without a special token,
             so that nothing would teach the model to stop.
     """
+    return _marks_of(tokenizer, str(tokenizer.chat_template))
+
+
+# One template serves all rows of a run; some vocabularies flag thousands of tokens as special.
+@lru_cache(maxsize=4)
+def _marks_of(tokenizer: "PreTrainedTokenizerBase", _chat_template: str) -> TurnMarks:
     asked: Message = {"role": "user", "content": "x"}
     answered: Message = {"role": "assistant", "content": _PROBE}
     try:
         before = _render(tokenizer, [asked])
-        prompt = _render(tokenizer, [asked], generation_prompt=True).removeprefix(before)
+        asking = _render(tokenizer, [asked], generation_prompt=True)
         after = _render(tokenizer, [asked, answered])
     except (TemplateError, TypeError, ValueError) as error:
         raise DataError(
             f"The chat template cannot write one question and its answer: {error}"
         ) from None
+    # Not all of `before` need be there when an answer is asked for: some templates close the chat.
+    shared = zip(before, asking, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], shared))
+    prompt = asking[same:]
     tail = after.rpartition(_PROBE)[2]
     tokens = {*tokenizer.all_special_tokens, *_added_special(tokenizer)}
     found = [(tail.index(token), -len(token), token) for token in tokens if token and token in tail]
@@ -138,7 +151,7 @@ def _render(
     generation_prompt: bool = False,
 ) -> str:
     text = tokenizer.apply_chat_template(
-        list(messages),
+        cast("list[dict[str, str]]", list(messages)),  # narrower than what templates take
         tools=list(tools) or None,
         tokenize=False,
         add_generation_prompt=generation_prompt,

@@ -1,7 +1,7 @@
-"""Read the rows of data files: lines or arrays of JSON, each checked, each with its place.
+r"""Read the rows of data files: lines or arrays of JSON, each checked, each with its place.
 
 A row is refused with its file, line and field, and never printed: it may be private, or huge.
-Files are read as bytes and cut at b"\\n" only. Text mode and `splitlines` also cut at U+2028,
+Files are read as bytes and cut at b"\n" only. Text mode and `splitlines` also cut at U+2028,
 which JSON allows inside a string, and so make two broken lines of one good row.
 """
 
@@ -127,7 +127,8 @@ def _elements(
             at = _skip_space(text, at + 1)
         elif not text.startswith("]", at):
             raise DataError(f"{where}: neither a comma nor a closing bracket follows it")
-    if _skip_space(text, at + 1) != len(text):
+    at = _skip_space(text, at + 1)
+    if at != len(text):
         line += text.count("\n", counted, at)
         raise DataError(f"{name}:{line}: more text follows the end of the array")
 

@@ -8,7 +8,7 @@ never counts, and a row has `num_targets(labels)` of them.
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from megatrain_cli.data.formats import Row
 from megatrain_cli.data.render import find_turn_marks, find_turns, render_chat
@@ -162,14 +162,14 @@ def _encode_by_tags(
     if "generation" not in str(tokenizer.chat_template) or not tokenizer.is_fast:
         return None
     encoded = tokenizer.apply_chat_template(
-        list(row.messages),
+        cast("list[dict[str, str]]", list(row.messages)),  # narrower than what templates take
         tools=list(row.tools) or None,
         return_dict=True,
         return_assistant_tokens_mask=True,
         tokenizer_kwargs={"verbose": False},
     )
-    input_ids: list[int] = encoded["input_ids"]
-    mask: list[int] = encoded["assistant_masks"]
+    found = cast("dict[str, list[int]]", encoded)
+    input_ids, mask = found["input_ids"], found["assistant_masks"]
     if not 0 < sum(mask) < len(mask):
         return None
     labels = [IGNORED] * len(input_ids)
