@@ -121,8 +121,13 @@ def find_turns(
         else:
             before = _render_until(row, i, tokenizer, generation_prompt=True)
             start = len(before) if text.startswith(before) else -1
-        if start < 0 or not after.endswith(marks.end + marks.rest):
+        if start < 0:
             raise _not_preserving(row, i)
+        if not after.endswith(marks.end + marks.rest):
+            raise DataError(
+                f"{row.where}: turn {i + 1}: the chat template ends this turn in another way than "
+                f"an ordinary answer ({marks.end.strip()!r}), so where it ends cannot be told."
+            )
         # What follows the end mark may differ (some templates close the whole chat there).
         end = len(after) - len(marks.rest)
         if end < start or not text.startswith(after[:end]):

@@ -72,11 +72,13 @@ FAMILIES = {
     "phi-3": (PHI_3, "<|endoftext|>", "<|end|>", False),
     "tagged": (TAGGED, "<|im_end|>", "<|im_end|>", False),
 }
-SPECIAL = (
-    "<|im_end|> <|im_start|> <unk> <s> </s> <|start_header_id|> <|end_header_id|> <|eot_id|> "
-    "<start_of_turn> <end_of_turn> <eos> [INST] [/INST] <|user|> <|assistant|> <|system|> "
-    "<|end|> <|endoftext|>"
-).split()
+# fmt: off
+SPECIAL = [
+    "<|im_end|>", "<|im_start|>", "<unk>", "<s>", "</s>", "<|start_header_id|>",
+    "<|end_header_id|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<eos>", "[INST]",
+    "[/INST]", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|endoftext|>",
+]
+# fmt: on
 
 
 def make_tokenizer(
