@@ -20,7 +20,7 @@ def find_model(folder: Path) -> Path:
     """The newest folder at or below `folder` that holds a config and weights."""
     if not folder.is_dir():
         sys.exit(f"{folder}: there is no such folder")
-    # Hidden and unfinished folders are no models yet.
+    # An unfinished checkpoint is no model yet.
     found = [
         config
         for config in folder.rglob("config.json")
@@ -49,7 +49,8 @@ def main() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    # FP32: many CPUs have no BF16 arithmetic, and emulate it slowly.
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.eval()
     for prompt in asked.prompt or DEMO_PROMPTS:
         text = prompt
