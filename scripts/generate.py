@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Let a trained model write.")
     parser.add_argument("folder", type=Path, help="a run, a checkpoint or a model folder")
     parser.add_argument("--prompt", action="append", help="may be given more than once")
-    parser.add_argument("--max-new-tokens", type=int, default=80)
+    parser.add_argument("--max-new-tokens", type=int, default=60)
     parser.add_argument("--raw", action="store_true", help="continue the text: no chat template")
     asked = parser.parse_args()
 

@@ -261,3 +261,37 @@ def test_a_row_whose_answer_is_cut_away_is_left_out(chatml: Any) -> None:
     partly = encode(row, chatml, 135)
     assert partly.skipped is None
     assert taught(partly, chatml)[0] == "short<|im_end|>"[: len(taught(partly, chatml)[0])]
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        # The prompt of an answer holds what the answer in a chat does not.
+        (
+            CHATML.replace("assistant\n' }}", "assistant\n<think>' }}"),
+            "turn 2: the chat template is",
+        ),
+        # Turns that call tools end in another mark.
+        (
+            CHATML.replace("+ '<|im_end|>'", "+ ('<|eot_id|>' if m.tool_calls else '<|im_end|>')"),
+            "turn 2: the chat template ends this turn in another way",
+        ),
+        # Three turns alone cannot be written, four can.
+        (
+            "{% if messages | length == 3 %}{{ raise_exception('three') }}{% endif %}" + CHATML,
+            "turn 3 (user): the chat template refuses it: three",
+        ),
+        # One question cannot be written, so the marks of a turn cannot be learnt.
+        (
+            "{% if messages | length < 3 %}{{ raise_exception('short') }}{% endif %}" + CHATML,
+            "cannot write one question and its answer: short",
+        ),
+    ],
+)
+def test_a_turn_whose_ends_cannot_be_told_is_refused(template: str, reason: str) -> None:
+    called: Message = {"role": "assistant", "content": "a", "tool_calls": [{"name": "f"}]}
+    first, _, *rest = chat(
+        ("user", "u"), ("assistant", "a"), ("user", "v"), ("assistant", "b")
+    ).messages
+    row = Row("train.jsonl:7", "messages", (first, called, *rest))
+    assert reason in refusal(row, make_tokenizer(template))
