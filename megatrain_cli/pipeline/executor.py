@@ -178,6 +178,8 @@ class Executor:
         num_targets = sum(len(targets) for _, targets in picked)
         step = _Running(batch, picked, 1.0 / max(num_targets, 1), seed, host)
         self._hidden.use_shapes([(*mb.input_ids.shape, self._hidden_size) for mb in batch])
+        for slot in self._slots:
+            slot.layer = None  # its weights are of the step before
         start = loss = self._lanes.mark()
         clipped = self._lanes.fence()
         for op in self._ops:
@@ -318,10 +320,8 @@ class Executor:
         gradients = torch.autograd.grad([graph.result], inputs, [above], allow_unused=True)
         if graph.source is not None:
             below, *gradients = gradients
-            if below is None:
-                above.zero_()
-            else:
-                above.copy_(below)
+            assert below is not None
+            above.copy_(below)
         self._collector.add(op.layer, gradients, first=mb == 0)
         if op.last:
             self._finish_gradient(op, gradients)

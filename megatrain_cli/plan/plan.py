@@ -110,6 +110,7 @@ def _summary(
 ) -> tuple[tuple[str, str], ...]:
     d = decisions
     layers = len(spec.decoder_layers)
+    size = f"{show_count(spec.num_parameters)} parameters"
     tied = ", tied head" if spec.tied else ""
     updates = "eager" if d.eager else "deferred"
     slot_bytes = d.slot_numel * (2 if d.dtype == "bfloat16" else 4)
@@ -118,8 +119,7 @@ def _summary(
     return (
         (
             "model",
-            f"{spec.architecture}, {show_count(spec.num_parameters)} parameters, "
-            f"{layers} layers{tied}",
+            f"{spec.architecture}, {size}, {layers} layers{tied}",
         ),
         ("device", machine.device_name or "CPU"),
         ("compute", f"{d.dtype}, attention {d.attention}"),
