@@ -45,8 +45,8 @@ def main() -> None:
     print(f"model: {folder}", file=sys.stderr, flush=True)
     # Before the import, which reads it: a folder is at hand, so no hub is needed.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    import torch  # noqa: PLC0415
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     # FP32: many CPUs have no BF16 arithmetic, and emulate it slowly.

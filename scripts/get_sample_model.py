@@ -65,8 +65,8 @@ def convert(gguf: Path, folder: Path) -> None:
     say("converting GGUF to a Hugging Face folder (once, about a minute) ...")
     os.environ["HF_HUB_OFFLINE"] = "1"
     # Imported here: torch takes seconds, and the second run of this script needs none of it.
-    import torch  # noqa: PLC0415
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # noqa: PLC0415
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     # Without `dequantize` the loader keeps packed blocks, which can be neither saved nor trained.
