@@ -4,7 +4,7 @@ The whole engine on the CPU, deferred updates of one step running into the next,
 interleaving a seed decides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain_cli.errors import MegatrainError
-from megatrain_cli.pipeline.lanes import InlineLanes
+from megatrain_cli.pipeline.lanes import InlineLanes, Lanes
 from megatrain_cli.pipeline.ops import Lane, Op
 from tests.engine import Outcome, Settings, run, write_config
 from tests.pipeline.adversary import AdversarialLanes
@@ -66,8 +66,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made[name] = write_config(
             folder,
             shape,
-            {"model": {"path": "model", "init": "random"}, "train": {"output_dir": "r", **train}}
-            | {**sections, "pipeline": pipeline},
+            {**sections, "train": {"output_dir": "run", **train}, "pipeline": pipeline},
         )
     return made
 
@@ -77,7 +76,12 @@ def plain(configs: dict[str, Path]) -> dict[str, Outcome]:
     return {name: train(configs, name, inline) for name in MODES}
 
 
-def train(configs: dict[str, Path], name: str, lanes, ops=None) -> Outcome:  # type: ignore[no-untyped-def]  # see run
+def train(
+    configs: dict[str, Path],
+    name: str,
+    lanes: Callable[[torch.device], Lanes],
+    ops: Callable[[tuple[Op, ...]], tuple[Op, ...]] | None = None,
+) -> Outcome:
     return run(configs[name], lanes, length=6, poison=True, decided=MODES[name][1], ops=ops)
 
 
