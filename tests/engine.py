@@ -1,6 +1,7 @@
 """Run the engine with lanes of the test's choice on rows of random tokens; see what it computed."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -131,7 +132,7 @@ def run(
     steps: int = 3,
     length: int = 64,
     poison: bool = False,
-    around: Callable[[], None] | None = None,
+    around: AbstractContextManager[None] = nullcontext(),  # noqa: B008  has no state
     decided: Mapping[str, object] | None = None,
     ops: Callable[[tuple[Op, ...]], tuple[Op, ...]] | None = None,
 ) -> Outcome:
@@ -143,7 +144,7 @@ def run(
         steps: How many.
         length: Tokens of a row.
         poison: Fill slots with NaN when they are given back.
-        around: Called before the last step is issued.
+        around: Entered while the last step is issued.
         decided: Decisions of the plan to replace.
         ops: Changes the proved schedule, to show what happens without a guard.
     """
@@ -178,9 +179,8 @@ def run(
             updater=updater,
             clock=UpdateClock(),
         )
-        if around is not None and step == steps:
-            around()
-        issued = executor.run_step(batch, update)
+        with around if step == steps else nullcontext():
+            issued = executor.run_step(batch, update)
         issued.clipped.wait()
         losses.append(update.loss)
         norms.append(update.grad_norm)

@@ -4,7 +4,8 @@ Eager attention: its kernels repeat bit for bit, so that every difference is a r
 is compared with the CPU within a bound.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -142,14 +143,20 @@ def test_layers_from_one_mib_to_over_one_gib_change_no_bit(
     assert run(config, slow, steps=2, poison=True).same_bits(run(config, BlockingLanes, steps=2))
 
 
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_step_is_issued_without_waiting_for_the_device(tmp_path: Path) -> None:
     """PyTorch raises for every call in the issuing thread that would wait for the device."""
     config = write_config(tmp_path, SMALL, {"pipeline": CUDA})  # fused attention
-    try:
-        run(config, CudaLanes, around=lambda: torch.cuda.set_sync_debug_mode("error"))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    run(config, CudaLanes, around=waiting_is_an_error())
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
