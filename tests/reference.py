@@ -3,8 +3,8 @@
 Hugging Face's own forward, `torch.optim.AdamW`, `clip_grad_norm_`: nothing of this program.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,55 +14,64 @@ Row = tuple[Tensor, Tensor]
 """Token ids and labels of one row without padding, `(T,)` int64; -100 is not supervised."""
 
 
-@dataclass
-class Reference:
-    """What a run looked like; gradients of every step are those before clipping."""
+@dataclass(frozen=True)
+class ReferenceStep:
+    """What one optimizer step saw; norm and gradients are those before clipping."""
 
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    gradients: list[dict[str, Tensor]] = field(default_factory=list)
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    exp_avg: dict[str, Tensor] = field(default_factory=dict)
-    exp_avg_sq: dict[str, Tensor] = field(default_factory=dict)
+    loss: float
+    norm: float
+    gradients: dict[str, Tensor]
 
 
-def train_reference(
-    model: nn.Module,
-    steps: Sequence[Sequence[Row]],
-    rates: Sequence[float],
-    *,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    max_grad_norm: float,
-) -> Reference:
-    """Train `model` in place, one optimizer step for each list of rows."""
-    params = dict(model.named_parameters())
-    groups = [
-        {"params": [p for p in params.values() if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in params.values() if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    adam = torch.optim.AdamW(groups, betas=betas, eps=eps, foreach=False)
-    found = Reference()
-    for rows, rate in zip(steps, rates, strict=True):
-        adam.zero_grad()
+class ReferenceTrainer:
+    """Trains `model` in place, in FP32; weight decay is for matrices alone."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        max_grad_norm: float,
+    ) -> None:
+        self._model, self._max_norm = model, max_grad_norm
+        self._params = dict(model.named_parameters())
+        matrices = [p for p in self._params.values() if p.ndim > 1]
+        others = [p for p in self._params.values() if p.ndim <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self._adam = torch.optim.AdamW(groups, betas=betas, eps=eps, foreach=False)
+
+    def step(self, rows: Sequence[Row], rate: float) -> ReferenceStep:
+        """One optimizer step: the loss is the mean over all supervised tokens of all rows."""
+        self._adam.zero_grad()
         num_targets = sum(int((labels[1:] != -100).sum()) for _, labels in rows)
-        losses = [_loss(model, *row) / num_targets for row in rows]
-        for loss in losses:
-            loss.backward()
-        found.losses.append(sum(loss.item() for loss in losses))
-        found.gradients.append({n: p.grad.clone() for n, p in params.items() if p.grad is not None})
-        norm = nn.utils.clip_grad_norm_(params.values(), max_grad_norm, foreach=False)
-        found.norms.append(norm.item())
-        for group in adam.param_groups:
+        total = 0.0
+        for input_ids, labels in rows:
+            logits = self._model(input_ids=input_ids[None]).logits[0, :-1]
+            loss = F.cross_entropy(logits, labels[1:], ignore_index=-100, reduction="sum")
+            (loss / num_targets).backward()
+            total += loss.item() / num_targets
+        gradients = {n: p.grad.clone() for n, p in self._params.items() if p.grad is not None}
+        norm = nn.utils.clip_grad_norm_(self._params.values(), self._max_norm, foreach=False)
+        for group in self._adam.param_groups:
             group["lr"] = rate
-        adam.step()
-    found.weights = {name: p.detach() for name, p in params.items()}
-    found.exp_avg = {name: adam.state[p]["exp_avg"] for name, p in params.items()}
-    found.exp_avg_sq = {name: adam.state[p]["exp_avg_sq"] for name, p in params.items()}
-    return found
+        self._adam.step()
+        return ReferenceStep(total, norm.item(), gradients)
 
+    def weights(self) -> dict[str, Tensor]:
+        """All parameters; a tied one once."""
+        return {name: p.detach() for name, p in self._params.items()}
 
-def _loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
-    logits = model(input_ids=input_ids[None]).logits[0, :-1]
-    return F.cross_entropy(logits, labels[1:], ignore_index=-100, reduction="sum")
+    def moments(self, which: str) -> dict[str, Tensor]:
+        """Adam's `exp_avg` or `exp_avg_sq`, by parameter."""
+        return {name: self._adam.state[p][which] for name, p in self._params.items()}
+
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace all parameters; the moments stay."""
+        with torch.no_grad():
+            for name, param in self._params.items():
+                param.copy_(weights[name])

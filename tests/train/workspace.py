@@ -90,6 +90,8 @@ def make_workspace(
         sections: Values laid over the config below, section by section.
     """
     options = {"layers": 3, "hidden": 16} | (model or {})
+    # Five times the usual: at this width attention would look nowhere in particular otherwise.
+    options.setdefault("initializer_range", 0.1)
     make_tiny(kind, tied=tied, **options).save_pretrained(folder / "model")
     save_tokenizer(folder / "model")
     lines = (json.dumps(row) + "\n" for row in make_rows(rows))
