@@ -5,7 +5,7 @@ import io
 import json
 import random
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +77,7 @@ def make_workspace(
     tied: bool = False,
     rows: int = 12,
     model: dict[str, Any] | None = None,
-    **sections: dict[str, object],
+    **sections: Mapping[str, object],
 ) -> Path:
     """Write everything a run needs and return its config file.
 
