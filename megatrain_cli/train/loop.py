@@ -43,7 +43,7 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
         engine = assemble(loaded, skeleton, plan, console)
         stack.callback(engine.close)
         check_room(folder.path, weights_bytes(engine.store))
-        folder.config.write_text(dump_config(config), encoding="utf-8")
+        folder.write_config(dump_config(config))
         journal = stack.enter_context(Journal(folder.metrics))
         run = Run(loaded, engine, rows)
         stop = stack.enter_context(StopRequest())
@@ -57,9 +57,12 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
                     if stop.signal_name is not None:
                         break
                 engine.lanes.drain()
-        except NumericsError:
+        except NumericsError as refused:
             if done and run.whole:
-                _save(engine, folder, done, Path(config.model.path), console)
+                try:
+                    _save(engine, folder, done, Path(config.model.path), console)
+                except NumericsError as not_written:
+                    raise NumericsError(f"{refused} {not_written}") from refused
             raise
         _save(engine, folder, done, Path(config.model.path), console)
         if done < rows.total_steps:
