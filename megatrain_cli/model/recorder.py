@@ -132,9 +132,7 @@ class Recorder(nn.Module):
         return (hidden, *[None] * (self.returns - 1))
 
 
-def split_hidden(
-    args: tuple[object, ...], kwargs: dict[str, object]
-) -> tuple[Tensor, LayerArgs]:
+def split_hidden(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Tensor, LayerArgs]:
     """Part a layer's hidden state from its other arguments.
 
     Raises:

@@ -115,12 +115,9 @@ def _summary(
     slot_bytes = d.slot_numel * (2 if d.dtype == "bfloat16" else 4)
     kept = f"{d.keep_layers} of {layers} layers kept, others recomputed"
     rows = f"{d.num_micro_batches} x {d.micro_batch_size} rows of up to {d.max_length} tokens"
+    size = f"{show_count(spec.num_parameters)} parameters, {layers} layers{tied}"
     return (
-        (
-            "model",
-            f"{spec.architecture}, {show_count(spec.num_parameters)} parameters, "
-            f"{layers} layers{tied}",
-        ),
+        ("model", f"{spec.architecture}, {size}"),
         ("device", machine.device_name or "CPU"),
         ("compute", f"{d.dtype}, attention {d.attention}"),
         ("masters", f"{d.tile_format.master}, updates {updates} on {d.threads} threads"),

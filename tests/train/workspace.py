@@ -15,7 +15,7 @@ import torch
 import yaml
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from megatrain_cli.config.load import LoadedConfig, load_config
 from megatrain_cli.plan.plan import RunPlan
@@ -186,3 +186,11 @@ def run_digest(
     with start(config, overrides, adjust=adjust, poison=poison) as run:
         numbers = tuple(struct.pack("dd", r.loss, r.grad_norm).hex() for r in run.steps())
         return numbers, digest(run.engine.store)
+
+
+def load_whole(folder: Path) -> dict[str, torch.Tensor]:
+    """All parameters of a folder as Hugging Face loads it: none missing, left over or changed."""
+    load: Any = AutoModelForCausalLM.from_pretrained  # its types know nothing of the second result
+    model, info = load(folder, dtype="auto", output_loading_info=True)
+    assert not any(info.values()), info
+    return {name: param.detach() for name, param in model.named_parameters()}
