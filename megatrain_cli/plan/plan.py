@@ -85,24 +85,37 @@ def make_plan(
 
 
 def _host_remedy(decisions: Decisions, spec: ModelSpec) -> str:
-    if decisions.tile_format.master == "fp32_split":
-        saved = show_bytes(2 * spec.num_parameters)
-        return (
-            f"`optimizer.master: bf16_stochastic` frees {saved} (less exact); `optimizer.update: "
-            f"eager` with `max_grad_norm: null` frees {saved}; or use a machine with more."
+    fmt = decisions.tile_format
+    half = show_bytes(2 * spec.num_parameters)
+    ways = []
+    if fmt.compute_dtype == "float32" and not decisions.eager:
+        ways.append(
+            f"`model.dtype: bfloat16` with `optimizer.master: fp32_split` frees {half} (FP32 "
+            "masters, BF16 computation)"
         )
-    return "Use a smaller model or a machine with more RAM."
+    elif fmt.compute_dtype == "bfloat16" and fmt.master == "fp32":
+        ways.append(f"`optimizer.master: fp32_split` frees {half} and is as exact")
+    elif fmt.master == "fp32_split":
+        ways.append(f"`optimizer.master: bf16_stochastic` frees {half} (less exact)")
+    if not decisions.eager:
+        width = 4 if fmt.compute_dtype == "float32" else 2
+        freed = show_bytes(width * spec.num_parameters)
+        ways.append(f"`optimizer.update: eager` with `max_grad_norm: null` frees {freed}")
+    return "; ".join([*ways, "or use a smaller model, or a machine with more RAM."])
 
 
 def _device_remedy(decisions: Decisions) -> str:
     if decisions.keep_layers:
         return "Set `pipeline.activations: recompute`, or a smaller `train.micro_batch_size`."
+    ways = []
     if decisions.micro_batch_size > 1:
-        return (
-            "Set a smaller `train.micro_batch_size` (with more `gradient_accumulation_steps` the "
-            "update stays the same), or `pipeline.activations: {keep_layers: 0, offload: true}`."
+        ways.append(
+            "a smaller `train.micro_batch_size` (with more `gradient_accumulation_steps` the "
+            "update stays the same)"
         )
-    return "Set a smaller `data.max_length`, or use a GPU with more memory."
+    if not decisions.offload:
+        ways.append("`pipeline.activations: {keep_layers: 0, offload: true}`")
+    return f"Set {', or '.join([*ways, 'a smaller `data.max_length`'])}; or use a larger GPU."
 
 
 def _summary(

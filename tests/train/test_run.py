@@ -29,7 +29,7 @@ from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.loop import train
 from tests.train.command import run_command, start_command
 from tests.train.test_folder import snapshot
-from tests.train.workspace import load_whole, make_workspace, start
+from tests.train.workspace import load_whole, make_workspace, one_thread, start
 
 STEPS = 4
 
@@ -181,7 +181,7 @@ def test_a_weight_that_is_not_finite_ends_the_run_with_8_and_a_name(tmp_path: Pa
 
 
 def train_here(config: Path, *overrides: str) -> None:
-    with RunConsole() as console:
+    with RunConsole() as console, one_thread():
         train(load_config(config, overrides), console)
 
 

@@ -136,6 +136,17 @@ class Started:
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """On tensors this small, torch's threads wait for each other far longer than they work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def start(
     config: Path,
     overrides: Sequence[str] = (),
@@ -160,7 +171,8 @@ def start(
         engine.executor.close()
         engine.executor = build_executor(skeleton, plan, engine.store, engine.lanes, poison=True)
     try:
-        yield Started(loaded, engine, rows)
+        with one_thread():
+            yield Started(loaded, engine, rows)
     finally:
         engine.close()
 
