@@ -20,7 +20,7 @@ from megatrain_cli.report.journal import Journal
 from megatrain_cli.report.records import StepRecord
 from megatrain_cli.train.assemble import Engine, assemble, check_examples, prepare
 from megatrain_cli.train.folder import RunFolder
-from megatrain_cli.train.rows import TrainingRows, load_rows
+from megatrain_cli.train.rows import StepRows, TrainingRows, load_rows
 from megatrain_cli.train.step import StepUpdate, UpdateClock
 from megatrain_cli.train.stop import StopRequest
 
@@ -93,16 +93,16 @@ class Run:
         """
         for index in range(self._rows.total_steps):
             began = time.perf_counter()
-            batch, num_rows = self._rows.of_step(index)
+            rows = self._rows.of_step(index)
             loaded = time.perf_counter()
             update = self._current = self._update(index)
             seed = None
             if self._engine.skeleton.spec.has_dropout:
                 seed = partial(dropout_seed, self._config.train.seed, index)
-            issued = self._engine.executor.run_step(batch, update, seed)
+            issued = self._engine.executor.run_step(rows.micro_batches, update, seed)
             issued.clipped.wait()
             ended = time.perf_counter()
-            yield self._record(index, num_rows, update, issued, began, loaded, ended)
+            yield self._record(index, rows, update, issued, began, loaded, ended)
 
     def _update(self, index: int) -> StepUpdate:
         optimizer, train = self._config.optimizer, self._config.train
@@ -142,21 +142,21 @@ class Run:
     def _record(
         self,
         index: int,
-        num_rows: int,
+        rows: StepRows,
         update: StepUpdate,
         issued: IssuedStep,
         began: float,
         loaded: float,
         ended: float,
     ) -> StepRecord:
-        rows_so_far = index * self._rows.rows_per_step + num_rows
+        rows_so_far = index * self._rows.rows_per_step + rows.num_rows
         return StepRecord(
             step=index + 1,
             loss=update.loss,
             learning_rate=self._learning_rate(index),
             grad_norm=update.grad_norm,
             tokens=issued.num_targets,
-            tokens_per_second=issued.num_targets / (ended - began),
+            tokens_per_second=rows.num_tokens / (ended - began),
             seconds=ended - began,
             phases={
                 "data": loaded - began,
@@ -165,7 +165,7 @@ class Run:
                 "update": self._clock.take(),
             },
             epoch=rows_so_far / len(self._rows.examples),
-            rows=num_rows,
+            rows=rows.num_rows,
         )
 
 

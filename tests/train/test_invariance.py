@@ -3,15 +3,17 @@
 Whatever a user turns to fit a machine, the run stays the same run.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from megatrain_cli.optim import worker
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.train.loop import dropout_seed
-from tests.train.workspace import make_workspace, run_digest, start
+from tests.train.workspace import make_rows, make_workspace, run_digest, start
 
 Digest = tuple[tuple[str, ...], str]
 
@@ -19,6 +21,14 @@ FP32 = ("model.dtype=float32", "optimizer.master=fp32")
 SPLIT = ("model.dtype=bfloat16", "optimizer.master=fp32_split")
 MODES = pytest.mark.parametrize("mode", [FP32, SPLIT], ids=["fp32", "split"])
 UNCLIPPED = ("optimizer.max_grad_norm=null",)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_tasks() -> Iterator[None]:
+    """So that a tiny tile is work for several optimizer threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "TASK_ELEMENTS", 256)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +118,7 @@ def test_nothing_reads_a_staging_buffer_that_was_given_back(
     assert run_digest(config, [*SPLIT, *ways], poison=True) == plain(*SPLIT)
 
 
+@pytest.mark.slow
 @MODES
 def test_any_split_of_a_step_into_micro_batches_is_the_same_step(
     mode: tuple[str, ...], config: Path
@@ -139,9 +150,9 @@ def test_rectangles_of_padded_rows_give_the_gradients_of_single_rows(
         return replace(plan, decisions=decisions)
 
     with start(config, adjust=in_rectangles) as run:
-        batch, num_rows = run.rows.of_step(0)
-        assert num_rows == 12
-        assert {mb.input_ids.shape for mb in batch} == {(rows_at_once, 64)}
+        rows = run.rows.of_step(0)
+        assert rows.num_rows == 12
+        assert {mb.input_ids.shape for mb in rows.micro_batches} == {(rows_at_once, 64)}
         (record,) = run.steps()
         found = run.by_name(lambda tile: tile.gradient)
     assert record.tokens == one.tokens
@@ -151,6 +162,21 @@ def test_rectangles_of_padded_rows_give_the_gradients_of_single_rows(
         worst = ((found[name] - gradient).abs().max() / gradient.abs().max()).item()
         # The gradient of a bias is one sum over all 768 positions: its order shows the most.
         assert worst <= 2e-6, f"{name} differs by {worst:.2e}"
+
+
+def test_many_micro_batches_lose_no_more_than_one_rounding(tmp_path: Path) -> None:
+    """NUM-02: 64 times the same row has the gradient of that row, if its sum is kept in FP32."""
+    config = make_workspace(tmp_path)
+    (tmp_path / "same.jsonl").write_text((json.dumps(make_rows(1)[0]) + "\n") * 64)
+    one = [*SPLIT, "data.train=same.jsonl", "train.max_steps=1", "train.micro_batch_size=1"]
+    gradients = []
+    for accumulation in (1, 64):
+        with start(config, [*one, f"train.gradient_accumulation_steps={accumulation}"]) as run:
+            list(run.steps())
+            gradients.append(run.by_name(lambda tile: tile.gradient))
+    for name, gradient in gradients[0].items():
+        worst = ((gradients[1][name] - gradient).abs().max() / gradient.abs().max()).item()
+        assert worst <= 2**-9, f"{name} differs by {worst:.2e}"
 
 
 @pytest.fixture(scope="module")
