@@ -111,5 +111,5 @@ def _reclaimable(folder: Path) -> int:
     except OSError:
         return 0
     stat = dict(line.split() for line in lines if len(line.split()) == 2)
-    # Usage counts groups below too. v1 says so of the cache with `total_`, v2 counts all in any case.
+    # Usage includes the groups below. So does v2's `inactive_file`, but of v1's only `total_...`.
     return int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
