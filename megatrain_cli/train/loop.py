@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from megatrain_cli.checkpoint.save import check_room, save_model_folder, weights_bytes
+from megatrain_cli.checkpoint.save import check_room, save_model_folder
 from megatrain_cli.config.load import LoadedConfig, dump_config
 from megatrain_cli.errors import DeviceError, NumericsError, Stopped
 from megatrain_cli.optim.adamw import AdamStep
@@ -18,7 +18,7 @@ from megatrain_cli.pipeline.executor import IssuedStep
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.journal import Journal
 from megatrain_cli.report.records import StepRecord
-from megatrain_cli.train.assemble import Engine, assemble, check_examples, prepare
+from megatrain_cli.train.assemble import DTYPES, Engine, assemble, check_examples, prepare
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.rows import StepRows, TrainingRows, load_rows
 from megatrain_cli.train.step import StepUpdate, UpdateClock
@@ -40,9 +40,10 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
         check_examples(rows.examples, skeleton, Path(config.model.path))
         _show_rows(rows, console)
         console.plan(plan)
+        width = DTYPES[config.model.dtype].itemsize
+        check_room(folder.path, skeleton.spec.num_parameters * width)
         engine = assemble(loaded, skeleton, plan, console)
         stack.callback(engine.close)
-        check_room(folder.path, weights_bytes(engine.store))
         folder.write_config(dump_config(config))
         journal = stack.enter_context(Journal(folder.metrics))
         run = Run(loaded, engine, rows)

@@ -180,6 +180,10 @@ def test_a_weight_that_is_not_finite_ends_the_run_with_8_and_a_name(tmp_path: Pa
     assert checkpoints_of(tmp_path / "run") == []
 
 
+def never(*args: object) -> None:
+    raise AssertionError("the store was made")
+
+
 def train_here(config: Path, *overrides: str) -> None:
     with RunConsole() as console, one_thread():
         train(load_config(config, overrides), console)
@@ -215,13 +219,14 @@ def test_weights_that_are_not_finite_are_not_written_and_both_facts_are_said(
     assert checkpoints_of(tmp_path / "run") == []
 
 
-def test_a_disk_without_room_is_refused_before_the_first_step(
+def test_a_disk_without_room_is_refused_before_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_workspace(tmp_path)
     usage = shutil._ntuple_diskusage(1 << 30, 1 << 30, 1000)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: usage)
+        patch.setattr(assemble_module, "MasterStore", never)
         with pytest.raises(StorageError, match="has 1000 B free and the weights need"):
             train_here(config)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -252,9 +257,6 @@ def test_a_failing_update_stops_the_run_with_its_layer(
 def test_a_run_that_does_not_fit_allocates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*args: object) -> None:
-        raise AssertionError("the store was made")
-
     machine = MachineSpec(1 << 20, "cgroup v2", 2, "cpu")
     monkeypatch.setattr(assemble_module, "probe_machine", lambda device: machine)
     monkeypatch.setattr(assemble_module, "MasterStore", never)
