@@ -10,17 +10,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.machine import MachineSpec
-from megatrain_cli.plan.plan import RunPlan
+from megatrain_cli.plan.plan import RunPlan, make_plan
+from megatrain_cli.plan.remedies import device_ways, host_ways
 from megatrain_cli.plan.tiles import PAGE_BYTES
 from megatrain_cli.store.master import MasterStore
+from megatrain_cli.units import show_bytes
 from tests.plan.small import (
     CPU,
     GPU,
     Sections,
     layouts_of,
     machines,
+    make_config,
     make_spec,
     plan_for,
     sections,
@@ -205,37 +209,35 @@ def test_a_run_fits_to_the_last_byte_and_one_less_is_said(machine: MachineSpec) 
         assert "1 B are missing." in line
 
 
-REMEDIES: dict[str, Sections] = {
-    "`optimizer.master: bf16_stochastic`": {"optimizer": {"master": "bf16_stochastic"}},
-    "and is as exact": {"optimizer": {"master": "fp32_split"}},
-    "`model.dtype: bfloat16` with `optimizer.master: fp32_split`": {
-        "model": {"dtype": "bfloat16"},
-        "optimizer": {"master": "fp32_split"},
-    },
-    "`optimizer.update: eager`": {"optimizer": {"update": "eager", "max_grad_norm": None}},
-    "`pipeline.activations: recompute`": {"pipeline": {"activations": "recompute"}},
-    "offload: true": {"pipeline": {"activations": {"keep_layers": 0, "offload": True}}},
-    "`train.micro_batch_size`": {"train": {"micro_batch_size": 1}},
-    "`data.max_length`": {"data": {"max_length": 1}},
-}
-
-
 @given(specs, machines, sections)
-def test_whatever_a_shortfall_advises_frees_memory_there(
+def test_a_shortfall_advises_just_what_frees_memory_and_says_how_much(
     spec: ModelSpec, machine: MachineSpec, asked: Sections
 ) -> None:
-    before = plan_for(spec, machine, asked)
+    def needed(config: TrainConfig) -> tuple[int, int]:
+        plan = make_plan(config, spec, layouts_of(spec), machine)
+        return plan.host_bytes, plan.device_bytes
+
+    config = make_config(asked)
     tiny = replace(machine, host_bytes=0, device_bytes=0)
-    for line in plan_for(spec, tiny, asked).shortfalls:
-        place = "device_bytes" if "NVIDIA" in line else "host_bytes"
-        advised = [change for text, change in REMEDIES.items() if text in line]
-        assert advised or "smaller model" in line
-        for change in advised:
-            merged = asked | {name: asked[name] | values for name, values in change.items()}
-            after = plan_for(spec, machine, merged)
-            # Each region is rounded up to whole pages, which may hide what a few parameters free.
-            pages = PAGE_BYTES * len(spec.layers)
-            assert getattr(after, place) <= getattr(before, place) + pages
+    shortfalls = plan_for(spec, tiny, asked).shortfalls
+    for place, line in enumerate(shortfalls):
+        for way in (host_ways(), device_ways(config))[place]:
+            freed = needed(config)[place] - needed(way.apply(config))[place]
+            text = f"{way.text(config)} frees {show_bytes(freed)}"
+            assert (text in line) == (freed > 0)
+    assert len(shortfalls) == 1 + machine.has_cuda
+
+
+def test_advice_names_keys_values_and_what_they_cost() -> None:
+    asked: Sections = {"model": {"dtype": "float32"}, "optimizer": {"master": "fp32"}}
+    tiny = replace(GPU, host_bytes=0, device_bytes=0)
+    host, device = plan_for(make_spec(hidden=64), tiny, asked).shortfalls
+    assert " `model.dtype: bfloat16` with `optimizer.master: fp32_split` frees " in host
+    assert " with `optimizer.master: bf16_stochastic` frees " in host
+    assert host.endswith(" (less exact); or use a machine with more RAM.")
+    assert "`train.micro_batch_size: 2` with `train.gradient_accumulation_steps: 2` " in device
+    assert " `pipeline.activations: {keep_layers: 0, offload: true}` frees " in device
+    assert " (inputs wait in host RAM); `data.max_length: 32` frees " in device
 
 
 def test_the_summary_says_what_was_decided() -> None:
