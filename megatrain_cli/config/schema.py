@@ -42,7 +42,7 @@ class ModelSection(Section):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Number format of the weights and of the computation on the device."""
     attention: Literal["auto", "sdpa", "flash_attention_2", "flex_attention", "eager"] = "auto"
-    """Attention kernel; `auto` takes the fastest one that is exact for the model."""
+    """Attention kernel; `auto` is `sdpa`."""
     trust_remote_code: bool = False
     """Whether Python code in the model folder may run."""
 
@@ -127,7 +127,7 @@ class OptimizerSection(Section):
     update: Literal["auto", "deferred", "eager"] = "auto"
     """When layers are updated: `deferred` after backward, `eager` during it (no clipping)."""
     threads: Count | Literal["auto"] = "auto"
-    """CPU threads of the optimizer; `auto` is one a physical core."""
+    """CPU threads of the optimizer; `auto` is every usable core, less one beside a GPU."""
 
 
 class ScheduleSection(Section):
@@ -139,8 +139,16 @@ class ScheduleSection(Section):
     """Steps over which the learning rate rises from 0."""
     warmup_ratio: Share | None = None
     """The same as a share of all steps; at most one of the two."""
-    min_lr_ratio: Share = 0.1
-    """Where the fall ends, as a share of `optimizer.learning_rate`."""
+    min_lr_ratio: Share | None = None
+    """Where the fall ends, as a share of `optimizer.learning_rate`; null is 0.1 for `cosine`, and 0
+    for `linear`, as in transformers."""
+
+    @property
+    def floor(self) -> float:
+        """`min_lr_ratio`, or the schedule's own default."""
+        if self.min_lr_ratio is not None:
+            return self.min_lr_ratio
+        return 0.1 if self.type == "cosine" else 0.0
 
 
 class KeepLayers(Section):
@@ -198,7 +206,7 @@ class LoggingSection(Section):
     log_steps: Count = 1
     """Steps between two lines on the terminal; `metrics.jsonl` has every step."""
     tensorboard: bool | Literal["auto"] = "auto"
-    """Whether TensorBoard files are written; `auto` where its package is installed."""
+    """Whether TensorBoard files are written; `auto` is off in this version."""
 
 
 class EvalSection(Section):

@@ -15,6 +15,7 @@ word, and must then close each real turn too.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, cast
 
 from jinja2 import TemplateError
@@ -34,7 +35,8 @@ class TurnMarks:
     r"""What a template writes around an assistant turn.
 
     Attributes:
-        prompt: The generation prompt, `"<|im_start|>assistant\n"`; "" where there is none.
+        prompt: The generation prompt, `"<|im_start|>assistant\n"`, or as much of its end as a
+            question without it does not share; "" where there is none.
         end: From the answer to the end of the end-of-turn token, `"<|im_end|>"`.
         rest: What follows that token, `"\n"`; never something to learn.
     """
@@ -61,12 +63,16 @@ def _marks_of(tokenizer: "PreTrainedTokenizerBase", _chat_template: str) -> Turn
     answered: Message = {"role": "assistant", "content": _PROBE}
     try:
         before = _render(tokenizer, [asked])
-        prompt = _render(tokenizer, [asked], generation_prompt=True).removeprefix(before)
+        asking = _render(tokenizer, [asked], generation_prompt=True)
         after = _render(tokenizer, [asked, answered])
     except (TemplateError, TypeError, ValueError) as error:
         raise DataError(
             f"The chat template cannot write one question and its answer: {error}"
         ) from None
+    # Not all of `before` need be there when an answer is asked for: some templates close the chat.
+    shared = zip(before, asking, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], shared))
+    prompt = asking[same:]
     tail = after.rpartition(_PROBE)[2]
     tokens = {*tokenizer.all_special_tokens, *_added_special(tokenizer)}
     found = [(tail.index(token), -len(token), token) for token in tokens if token and token in tail]
@@ -115,8 +121,13 @@ def find_turns(
         else:
             before = _render_until(row, i, tokenizer, generation_prompt=True)
             start = len(before) if text.startswith(before) else -1
-        if start < 0 or not after.endswith(marks.end + marks.rest):
+        if start < 0:
             raise _not_preserving(row, i)
+        if not after.endswith(marks.end + marks.rest):
+            raise DataError(
+                f"{row.where}: turn {i + 1}: the chat template ends this turn in another way than "
+                f"an ordinary answer ({marks.end.strip()!r}), so where it ends cannot be told."
+            )
         # What follows the end mark may differ (some templates close the whole chat there).
         end = len(after) - len(marks.rest)
         if end < start or not text.startswith(after[:end]):

@@ -127,7 +127,8 @@ def _elements(
             at = _skip_space(text, at + 1)
         elif not text.startswith("]", at):
             raise DataError(f"{where}: neither a comma nor a closing bracket follows it")
-    if _skip_space(text, at + 1) != len(text):
+    at = _skip_space(text, at + 1)
+    if at != len(text):
         line += text.count("\n", counted, at)
         raise DataError(f"{name}:{line}: more text follows the end of the array")
 

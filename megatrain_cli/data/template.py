@@ -5,19 +5,22 @@ the loss compares the prediction at position t with the label at t + 1, so a lab
 never counts, and a row has `num_targets(labels)` of them.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, cast
 
 from megatrain_cli.data.formats import Row
-from megatrain_cli.data.render import find_turn_marks, find_turns, render_chat
+from megatrain_cli.data.render import TurnMarks, find_turn_marks, find_turns, render_chat
 from megatrain_cli.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100
+
+_GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 Overlong = Literal["truncate", "drop", "error"]
 
@@ -138,8 +141,7 @@ def _encode_chat(
         input_ids = _tokenise(tokenizer, [text])[0]
         return input_ids, list(input_ids)
     marks = find_turn_marks(tokenizer)
-    end_id = _tokenise(tokenizer, [marks.end])[0][-1]
-    marked = _encode_by_tags(row, tokenizer, end_id)
+    marked = _encode_by_tags(row, tokenizer, marks)
     if marked is not None:
         return marked
     turns = find_turns(row, text, marks, tokenizer)
@@ -151,7 +153,7 @@ def _encode_chat(
 
 
 def _encode_by_tags(
-    row: Row, tokenizer: "PreTrainedTokenizerBase", end_id: int
+    row: Row, tokenizer: "PreTrainedTokenizerBase", marks: TurnMarks
 ) -> tuple[list[int], list[int]] | None:
     """Ids and labels by the template's own generation tags; None if it has none that say anything.
 
@@ -159,7 +161,7 @@ def _encode_by_tags(
     mask of zeros. A mask of ones says as little. Templates differ in whether the end mark and the
     line break behind it lie inside the tags; the first is always learnt here, the second never.
     """
-    if "generation" not in str(tokenizer.chat_template) or not tokenizer.is_fast:
+    if not _GENERATION_TAG.search(str(tokenizer.chat_template)) or not tokenizer.is_fast:
         return None
     encoded = tokenizer.apply_chat_template(
         cast("list[dict[str, str]]", list(row.messages)),  # narrower than what templates take
@@ -172,6 +174,7 @@ def _encode_by_tags(
     input_ids, mask = found["input_ids"], found["assistant_masks"]
     if not 0 < sum(mask) < len(mask):
         return None
+    end_id = _tokenise(tokenizer, [marks.end])[0][-1]
     labels = [IGNORED] * len(input_ids)
     edges = [i for i, (a, b) in enumerate(pairwise([0, *mask, 0])) if a != b]
     for start, stop in zip(edges[::2], edges[1::2], strict=True):

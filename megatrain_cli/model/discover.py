@@ -85,11 +85,14 @@ def read_config(folder: Path) -> PreTrainedConfig:
             "weights."
         )
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
         # All that transformers raises for a field of a wrong type, an unknown rope type and such.
         reason = " ".join(str(error).split())
         raise ModelError(f"{path}: not a valid {raw['model_type']} config: {reason}") from error
+    return config
 
 
 def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: str) -> Skeleton:

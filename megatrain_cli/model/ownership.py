@@ -127,7 +127,7 @@ class _UseLog(TorchDispatchMode):
     """Notes each parameter that an operator reads, before or after the decoder layers."""
 
     def __init__(self, first_names: Mapping[int, str], tape: Tape) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
         self.first_names = first_names
         self.tape = tape
         self.before: set[str] = set()
@@ -168,8 +168,8 @@ def _follow_forward(
                 f"{type(model).__name__} calls {len(tape.calls)} of its {tape.num_layers} decoder "
                 "layers: such a model cannot be trained yet."
             )
-    except (RuntimeError, NotImplementedError) as error:
-        # What torch raises when an operator needs a value that a meta tensor does not have.
+    except (RuntimeError, ValueError) as error:
+        # An operator needs a value that a meta tensor lacks, or another mask was expected.
         raise ModelError(
             f"The forward of {type(model).__name__} cannot be followed without weights: {error}"
         ) from error

@@ -13,7 +13,6 @@ B batch, T tokens, D width, V vocabulary, N flat positions.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves

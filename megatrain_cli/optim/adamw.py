@@ -42,6 +42,10 @@ class AdamStep:
     grad_scale: float = 1.0
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.step < 1:
+            raise InternalError(f"Optimizer steps are counted from 1, not {self.step}.")
+
     @property
     def step_size(self) -> float:
         """`lr / (1 - beta1**step)`, in FP64."""

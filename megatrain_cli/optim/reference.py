@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from megatrain_cli.optim.adamw import AdamStep
+from megatrain_cli.optim.kernels import SMALLEST_FIRST, SMALLEST_SECOND
 from megatrain_cli.store.split import split_fp32
 
 
@@ -39,6 +40,9 @@ def adamw_reference(
     else:
         first = scaled - (scaled - exp_avg) * lerp_rest
     second = exp_avg_sq * beta2 + (beta2_rest * scaled) * scaled
+    # [Note: Tiny moments] in optim.kernels
+    first = torch.where(first.abs() < float(SMALLEST_FIRST), 0.0, first)
+    second = torch.where(second < float(SMALLEST_SECOND), 0.0, second)
     # Through FP64: torch's FP32 root is off by one bit in 0.6 % of values (measured, MKL's VML).
     # A root that is right to 53 bits rounds to the right 24 (Figueroa, "When is double rounding
     # innocuous?", 1995).

@@ -178,6 +178,8 @@ class Executor:
         num_targets = sum(len(targets) for _, targets in picked)
         step = _Running(batch, picked, 1.0 / max(num_targets, 1), seed, host)
         self._hidden.use_shapes([(*mb.input_ids.shape, self._hidden_size) for mb in batch])
+        for slot in self._slots:
+            slot.layer = None  # its weights are of the step before
         start = loss = self._lanes.mark()
         clipped = self._lanes.fence()
         for op in self._ops:
@@ -186,7 +188,6 @@ class Executor:
                 loss = self._lanes.mark()
             elif op.kind is Kind.CLIP:
                 clipped = self._lanes.fence()
-        step.args.clear()  # host work may hold the step far into the next one
         return IssuedStep(start, loss, self._lanes.mark(), clipped, num_targets)
 
     def close(self) -> None:
@@ -309,8 +310,9 @@ class Executor:
             self._finish_gradient(op, [])
 
     def _backward(self, op: Op, step: _Running) -> None:
-        del step
         mb = self._mb(op)
+        if op.layer == 0:
+            del step.args[mb]  # host work may hold the step far into the next one
         graph = self._graphs.pop((op.layer, mb))
         above = self._hidden[op.buffer("output_gradient")]
         inputs = [*([] if graph.source is None else [graph.source]), *graph.leaves]
@@ -318,10 +320,8 @@ class Executor:
         gradients = torch.autograd.grad([graph.result], inputs, [above], allow_unused=True)
         if graph.source is not None:
             below, *gradients = gradients
-            if below is None:
-                above.zero_()
-            else:
-                above.copy_(below)
+            assert below is not None
+            above.copy_(below)
         self._collector.add(op.layer, gradients, first=mb == 0)
         if op.last:
             self._finish_gradient(op, gradients)

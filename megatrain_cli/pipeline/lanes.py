@@ -138,8 +138,9 @@ _HostItem = tuple[list[_Record], Work, list[_HostRecord]]
 class CudaLanes:
     """Three streams of one device and one host thread.
 
-    The thread that calls `submit` only issues work. It blocks in one case: an op of a stream
-    waits for the host lane, whose work is not known to the device.
+    The thread that calls `submit` only issues work. It blocks in two cases: an op of a stream
+    waits for the host lane, whose work is not known to the device; or its own work does, as packing
+    a pageable tile into pinned memory.
     """
 
     def __init__(self, device: torch.device) -> None:

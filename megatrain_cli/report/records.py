@@ -22,7 +22,7 @@ class StepRecord:
         learning_rate: Used by this step's update.
         grad_norm: Global norm before clipping.
         tokens: Supervised tokens of the step.
-        tokens_per_second: All tokens that passed through the model, padding left out, a second.
+        tokens_per_second: Supervised tokens a second.
         seconds: Wall time of the step.
         phases: Seconds by phase; phases may overlap, so their sum may exceed `seconds`.
         epoch: Passes over the data so far, as a fraction.

@@ -9,7 +9,8 @@ With `bits` the FP32 bit pattern as an unsigned integer:
 `high` is the nearest BF16 because the patterns of one sign are ordered like their magnitudes.
 Ties go *away from zero*. Rounding ties to even, as hardware does, cannot be exact here: an even
 `high` would then be reached from 32768 below and from 32768 above, 65,537 remainders, one more than
-16 bits tell apart. One BF16 in 65,536 values differs from hardware rounding, by half a step.
+16 bits tell apart. So one value in 131,072 (a tie above an even BF16) becomes the other of its two
+equally near neighbours than hardware would choose.
 
 Near the largest finite value `high` may be infinite while `low` still restores the finite master,
 as rounding an FP32 master to BF16 would do. Infinities split into themselves and 0. A NaN becomes

@@ -137,7 +137,7 @@ class Run:
             schedule=schedule.type,
             warmup_steps=warmup,
             total_steps=total,
-            min_lr_ratio=schedule.min_lr_ratio,
+            min_lr_ratio=schedule.floor,
         )
 
     def _record(

@@ -6,6 +6,7 @@ The reference is `optim.reference`, plain torch on whole tensors; it is itself h
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from megatrain_cli.errors import InternalError
 from megatrain_cli.model.layout import make_layout
 from megatrain_cli.model.spec import LayerSpec, ParamSpec
+from megatrain_cli.optim import kernels
 from megatrain_cli.optim.adamw import ALL_FORMATS, AdamStep, update_range
 from megatrain_cli.optim.reference import adamw_reference, nearest_bf16, stochastic_bf16
 from megatrain_cli.plan.tiles import TileFormat
@@ -196,6 +198,35 @@ def test_a_gradient_that_is_not_finite_never_leaves_a_finite_weight(
     assert tile.read_master("weight").isnan().nonzero().flatten().tolist() == [0, 129]
 
 
+@pytest.mark.parametrize("fmt", ALL_FORMATS, ids=lambda fmt: f"{fmt.compute_dtype}-{fmt.master}")
+@pytest.mark.parametrize("pattern", [0x7FFFFFFF, -1, 0x7F800001])
+def test_no_payload_of_a_nan_makes_a_weight_finite(fmt: TileFormat, pattern: int) -> None:
+    tile = make_tile(70, fmt)
+    fill_tile(tile, torch.ones(70))
+    tile.exp_avg.view(torch.int32)[:70] = pattern
+    update_range(tile, torch.zeros(70, dtype=tile.weights.dtype), 0, a_step(), decay=True)
+    assert tile.weights[:70].isnan().all()
+    assert tile.read_master("weight").isnan().all()
+
+
+def test_moments_of_an_unused_row_end_at_zero_and_not_among_the_slow_subnormals() -> None:
+    tile = make_tile(100, SPLIT)
+    fill_tile(tile, torch.ones(100))
+    tile.exp_avg[:100] = -1e-29
+    tile.exp_avg_sq[:100] = 1e-37
+    subnormal_master = torch.full((100,), 1e-40)
+    tile.write_master("weight", subnormal_master)
+    for number in range(1, 101):
+        step = a_step(number, weight_decay=0.0, eps=1e-8)
+        update_range(tile, torch.zeros(100, dtype=torch.bfloat16), 0, step, decay=True)
+        for moment in (tile.exp_avg[:100], tile.exp_avg_sq[:100]):
+            assert ((moment == 0) | (moment.abs() >= 2.0**-126)).all()
+    assert not tile.exp_avg.any()
+    assert not tile.exp_avg_sq.any()
+    # The change of 1e-2 * 1e-29 / 1e-8 and less is far above a subnormal master, which is exact.
+    assert (tile.read_master("weight") > subnormal_master).all()
+
+
 def test_small_steps_move_a_split_master_and_leave_a_bf16_one_where_it_is() -> None:
     moved = {}
     for fmt in (SPLIT, BF16):
@@ -241,10 +272,39 @@ def test_random_rounding_repeats_for_the_same_key_and_differs_for_any_other() ->
         assert (base == other).float().mean().item() == pytest.approx(expected, abs=0.04)
 
 
+@pytest.mark.parametrize("first", [(1 << 32) - 100, (1 << 32) - 512, (1 << 33) + 7])
+def test_random_rounding_knows_elements_beyond_32_bits(first: int) -> None:
+    numel = 1500
+    weights = torch.full((numel,), 1.0).bfloat16()
+    # Each element's change is a third of a BF16 step, so its random bits decide.
+    step = AdamStep(step=1, lr=1.0, beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0)
+    gradient = torch.full((numel,), -0.0026).bfloat16()
+    m, v = torch.zeros(numel), torch.zeros(numel)
+    key = step.rounding_key(4)
+    kernels.adamw_stochastic(
+        weights.view(torch.uint16).numpy(),
+        gradient.view(torch.uint16).numpy(),
+        m.numpy(),
+        v.numpy(),
+        step.scalars(decay=False),
+        np.uint64(key),
+        np.uint64(first),
+    )
+    zeros = torch.zeros(numel)
+    master, _, _ = adamw_reference(torch.ones(numel), gradient, zeros, zeros, step, decay=False)
+    assert torch.equal(weights, stochastic_bf16(master, key, first))
+    assert len(weights.unique()) == 2
+
+
 def test_bias_corrections_come_from_the_integer_step() -> None:
     step = AdamStep(step=3, lr=1e-3, beta1=0.9, beta2=0.999, eps=0, weight_decay=0)
     assert step.step_size == 1e-3 / (1 - 0.9**3)
     assert step.sqrt_correction2 == (1 - 0.999**3) ** 0.5
+
+
+def test_steps_are_counted_from_one() -> None:
+    with pytest.raises(InternalError, match="from 1, not 0"):
+        a_step(0)
 
 
 def test_a_gradient_of_the_wrong_dtype_or_length_is_a_bug() -> None:

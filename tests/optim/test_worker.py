@@ -4,6 +4,7 @@ And a part that fails is raised in the caller, by name; nothing hangs.
 """
 
 import threading
+import time
 from itertools import pairwise
 
 import pytest
@@ -135,6 +136,29 @@ def test_a_failing_part_is_raised_by_name_and_the_updater_lives_on() -> None:
             updater.update(tile, make_gradient(tile), 0, STEP)
         assert isinstance(error.value.__cause__, ZeroDivisionError)
         updater.update(tile, make_gradient(tile)[:37], 0, STEP)
+
+
+@pytest.mark.usefixtures("small_tasks")
+def test_when_a_failure_is_raised_no_thread_touches_the_tile_any_more() -> None:
+    started, finished = [], []
+
+    def decay(param: ParamSpec) -> bool:
+        if param.name == "norm.weight":
+            raise ZeroDivisionError
+        started.append(param.name)
+        time.sleep(0.02)
+        finished.append(param.name)
+        return True
+
+    tile = make_tile()
+    with TileUpdater(2, decay, SPLIT) as updater:
+        with pytest.raises(InternalError, match=r"norm\.weight"):
+            updater.update(tile, make_gradient(tile), 0, STEP)
+        assert sorted(started) == sorted(finished)
+        after = [tensor.clone() for tensor in state_of(tile)]
+        time.sleep(0.1)
+        for then, now in zip(after, state_of(tile), strict=True):
+            assert torch.equal(then, now)
 
 
 def test_a_piece_that_does_not_fit_is_a_bug() -> None:

@@ -1,0 +1,199 @@
+"""Run the engine with lanes of the test's choice on rows of random tokens; see what it computed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+
+from megatrain_cli.config.load import load_config
+from megatrain_cli.model.initial import RandomLayers
+from megatrain_cli.model.skeleton import Skeleton
+from megatrain_cli.optim.adamw import AdamStep
+from megatrain_cli.optim.worker import TileUpdater
+from megatrain_cli.pipeline.executor import MicroBatch
+from megatrain_cli.pipeline.lanes import CudaLanes, Fence, Lanes, Mark, Work
+from megatrain_cli.pipeline.ops import Lane, Op
+from megatrain_cli.plan.plan import RunPlan
+from megatrain_cli.plan.tiles import TileFormat
+from megatrain_cli.store.load import fill_random
+from megatrain_cli.store.master import MasterStore
+from megatrain_cli.train.assemble import build_executor, prepare
+from megatrain_cli.train.step import StepUpdate, UpdateClock
+
+# A config section, or a model's config.
+Settings = Mapping[str, object]
+
+
+class BlockingLanes:
+    """Every op runs to its end before the next begins: the GPU's own oracle."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._inner = CudaLanes(device)
+
+    def submit(self, op: Op, work: Work) -> None:
+        self._inner.submit(op, work)
+        self._inner.drain()
+
+    def mark(self) -> Mark:
+        return self._inner.mark()
+
+    def fence(self) -> Fence:
+        return self._inner.fence()
+
+    def drain(self) -> None:
+        self._inner.drain()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class SlowLanes(CudaLanes):
+    """The work of some lanes is held up by a kernel that only spins."""
+
+    def __init__(self, device: torch.device, slow: Sequence[Lane], cycles: int = 2_000_000) -> None:
+        super().__init__(device)
+        self._slow, self._cycles = tuple(slow), cycles
+
+    def submit(self, op: Op, work: Work) -> None:
+        def slowly() -> None:
+            torch.cuda._sleep(self._cycles)
+            work()
+
+        super().submit(op, slowly if op.lane in self._slow else work)
+
+
+class CarelessLanes(SlowLanes):
+    """Forgets every wait of one lane: what a missing guard looks like."""
+
+    def __init__(self, device: torch.device, slow: Sequence[Lane], careless: Lane) -> None:
+        super().__init__(device, slow, cycles=20_000_000)
+        self._careless = careless
+
+    def submit(self, op: Op, work: Work) -> None:
+        super().submit(replace(op, waits=()) if op.lane is self._careless else op, work)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a few steps computed, bit for bit."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: list[torch.Tensor]
+    weights: list[torch.Tensor]
+    moments: list[torch.Tensor]
+
+    def same_bits(self, other: "Outcome") -> bool:
+        pairs = zip(
+            [*self.gradients, *self.weights, *self.moments],
+            [*other.gradients, *other.weights, *other.moments],
+            strict=True,
+        )
+        return self.losses == other.losses and all(torch.equal(a, b) for a, b in pairs)
+
+
+def write_config(folder: Path, shape: Settings, sections: Mapping[str, Settings]) -> Path:
+    """A model config without weights, and a run's config beside it."""
+    import transformers
+
+    transformers.Qwen2Config.from_dict(dict(shape)).save_pretrained(folder / "model")
+    (folder / "rows.jsonl").write_text("{}\n")
+    config: dict[str, dict[str, object]] = {
+        "model": {"path": "model", "init": "random"},
+        "data": {"train": "rows.jsonl", "max_length": 64},
+        "train": {"output_dir": "run", "max_steps": 3, "micro_batch_size": 2},
+    }
+    for name, section in sections.items():
+        config[name] = {**config.get(name, {}), **section}
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@cache
+def _prepared(config: Path) -> tuple[Skeleton, RunPlan]:
+    return prepare(load_config(config))
+
+
+@cache
+def _updater(threads: int, fmt: TileFormat) -> TileUpdater:
+    return TileUpdater(threads, fmt=fmt)
+
+
+def run(
+    config: Path,
+    make_lanes: Callable[[torch.device], Lanes],
+    *,
+    steps: int = 3,
+    length: int = 64,
+    poison: bool = False,
+    around: Callable[[], None] | None = None,
+    decided: Mapping[str, object] | None = None,
+    ops: Callable[[tuple[Op, ...]], tuple[Op, ...]] | None = None,
+) -> Outcome:
+    """Train a few steps.
+
+    Args:
+        config: As `write_config` makes it.
+        make_lanes: Called with the device.
+        steps: How many.
+        length: Tokens of a row.
+        poison: Fill slots with NaN when they are given back.
+        around: Called before the last step is issued.
+        decided: Decisions of the plan to replace.
+        ops: Changes the proved schedule, to show what happens without a guard.
+    """
+    skeleton, plan = _prepared(config)
+    assert not plan.shortfalls
+    d = replace(plan.decisions, **(decided or {}))  # type: ignore[arg-type]  # the test knows them
+    plan = replace(plan, decisions=d)
+    store = MasterStore(skeleton.layouts, d.tile_format)
+    if d.pin_store:
+        store.register()
+    fill_random(store, RandomLayers(skeleton, 1).read, 4)
+    lanes = make_lanes(torch.device(plan.machine.device))
+    executor = build_executor(skeleton, plan, store, lanes, poison=poison)
+    if ops is not None:
+        executor._ops = ops(executor._ops)
+    updater = _updater(d.threads, d.tile_format)
+    rng = np.random.default_rng(0)
+    losses, norms = [], []
+    for step in range(1, steps + 1):
+        shape = (d.micro_batch_size, length)
+        batch = []
+        for _ in range(d.num_micro_batches):
+            ids = rng.integers(0, skeleton.spec.vocab_size, shape)
+            batch.append(MicroBatch(ids, ids.copy()))
+        update = StepUpdate(
+            step=step,
+            base=AdamStep(step, 1e-3, 0.9, 0.95, 1e-8, 0.1),
+            max_grad_norm=None if d.eager else 1.0,
+            eager=d.eager,
+            spec=skeleton.spec,
+            store=store,
+            updater=updater,
+            clock=UpdateClock(),
+        )
+        if around is not None and step == steps:
+            around()
+        issued = executor.run_step(batch, update)
+        issued.clipped.wait()
+        losses.append(update.loss)
+        norms.append(update.grad_norm)
+    lanes.drain()
+    outcome = Outcome(
+        losses,
+        norms,
+        [t.gradient.clone() for t in store.tiles if t.gradient is not None],
+        [t.weights.clone() for t in store.tiles]
+        + [t.remainder.clone() for t in store.tiles if t.remainder is not None],
+        [x.clone() for t in store.tiles for x in (t.exp_avg, t.exp_avg_sq)],
+    )
+    lanes.close()
+    executor.close()
+    store.close()
+    return outcome

@@ -1,0 +1,121 @@
+"""A schedule is one exact, race-free optimizer step; no wait is missing and none is idle."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatrain_cli.pipeline.ops import Kind, Op, schedule_text
+from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
+from megatrain_cli.pipeline.verify import ScheduleError, check_schedule
+from tests.strategies import pipeline_shapes
+
+
+def shape_of(
+    num_decoder_layers: int, micro_batches: int, slots: int, slabs: int, kept: int
+) -> PipelineShape:
+    num_layers = num_decoder_layers + 2
+    return PipelineShape(
+        num_layers=num_layers,
+        num_micro_batches=micro_batches,
+        num_slots=slots,
+        num_slabs=slabs,
+        pieces=(1,) * num_layers,
+        kept=frozenset(range(num_layers - 1 - kept, num_layers - 1)),
+    )
+
+
+def without_wait(ops: tuple[Op, ...], position: int, wait: int) -> tuple[Op, ...]:
+    op = ops[position]
+    cut = replace(op, waits=op.waits[:wait] + op.waits[wait + 1 :])
+    return (*ops[:position], cut, *ops[position + 1 :])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_decoder_layers", range(1, 8))
+def test_every_small_schedule_is_proved_and_needs_each_of_its_waits(
+    num_decoder_layers: int,
+) -> None:
+    grid = product((1, 2, 3), (1, 2, 3), (1, 2, 3), range(num_decoder_layers + 1))
+    for micro_batches, slots, slabs, kept in grid:
+        shape = shape_of(num_decoder_layers, micro_batches, slots, slabs, kept)
+        ops = build_schedule(shape)
+        check_schedule(ops, shape)
+        for position, op in enumerate(ops):
+            for wait in range(len(op.waits)):
+                with pytest.raises(ScheduleError):
+                    check_schedule(without_wait(ops, position, wait), shape)
+
+
+@given(pipeline_shapes(), st.data())
+def test_every_mode_is_proved_and_needs_each_of_its_waits(
+    shape: PipelineShape, data: st.DataObject
+) -> None:
+    ops = build_schedule(shape)
+    check_schedule(ops, shape)
+    waits = [(i, j) for i, op in enumerate(ops) for j in range(len(op.waits))]
+    position, wait = data.draw(st.sampled_from(waits))
+    with pytest.raises(ScheduleError):
+        check_schedule(without_wait(ops, position, wait), shape)
+
+
+@given(pipeline_shapes())
+def test_weights_come_twice_and_gradients_leave_once_whatever_the_accumulation(
+    shape: PipelineShape,
+) -> None:
+    ops = build_schedule(shape)
+    arrivals = Counter(op.layer for op in ops if op.kind is Kind.STREAM_IN)
+    assert arrivals[shape.head] == 1
+    assert all(1 <= arrivals[layer] <= 2 for layer in range(shape.head))
+    leaving = Counter((op.layer, op.piece) for op in ops if op.kind is Kind.STREAM_OUT)
+    assert set(leaving.values()) == {1}
+
+
+def test_layers_still_on_the_device_at_the_turn_are_not_copied_again() -> None:
+    ops = build_schedule(shape_of(4, 1, slots=3, slabs=1, kept=0))
+    arrivals = Counter(op.layer for op in ops if op.kind is Kind.STREAM_IN)
+    assert arrivals == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
+
+
+def test_updates_come_in_the_order_in_which_layers_are_needed() -> None:
+    ops = build_schedule(shape_of(3, 2, slots=2, slabs=2, kept=1))
+    assert [op.layer for op in ops if op.kind is Kind.UPDATE] == [0, 1, 2, 3, 4]
+
+
+def test_with_one_slot_nothing_is_fetched_ahead() -> None:
+    ops = build_schedule(shape_of(2, 1, slots=1, slabs=1, kept=0))
+    kinds = [op.kind for op in ops if op.kind in (Kind.STREAM_IN, Kind.FORWARD)]
+    assert kinds[:6] == [Kind.STREAM_IN, Kind.FORWARD] * 3
+
+
+def test_the_schedule_of_one_layer_reads_as_it_runs() -> None:
+    shape = PipelineShape(3, 1, num_slots=2, num_slabs=0, pieces=(1, 1, 1))
+    assert schedule_text(build_schedule(shape)) == (
+        """\
+stream_in  stream_in  layer 0            waits updated[weights 0] -> weights_ready[slot 0]
+stream_in  stream_in  layer 1            waits updated[weights 1] -> weights_ready[slot 1]
+compute    forward    layer 0 mb 0       waits weights_ready[slot 0] -> buffer_free[slot 0]
+stream_in  stream_in  layer 2            waits buffer_free[slot 0], updated[weights 2] \
+-> weights_ready[slot 0]
+compute    forward    layer 1 mb 0       waits weights_ready[slot 1]
+compute    loss       layer 2 mb 0       waits weights_ready[slot 0] \
+-> backward_done[device_gradient 0], buffer_free[slot 0]
+stream_out stream_out layer 2            waits backward_done[device_gradient 0] \
+-> grads_out[device_gradient 0]
+stream_in  stream_in  layer 0            waits buffer_free[slot 0] -> weights_ready[slot 0]
+compute    recompute  layer 1 mb 0
+compute    backward   layer 1 mb 0       -> backward_done[device_gradient 1]
+stream_out stream_out layer 1            waits backward_done[device_gradient 1]
+compute    recompute  layer 0 mb 0       waits weights_ready[slot 0]
+compute    backward   layer 0 mb 0       waits grads_out[device_gradient 0] \
+-> backward_done[device_gradient 0]
+stream_out stream_out layer 0            waits backward_done[device_gradient 0] \
+-> grads_out[totals 0]
+host       clip                          waits grads_out[totals 0]
+host       update     layer 0            -> updated[weights 0]
+host       update     layer 1            -> updated[weights 1]
+host       update     layer 2            -> updated[weights 2]"""
+    )

@@ -1,0 +1,67 @@
+"""The proof refuses schedules that compute something else than one optimizer step."""
+
+from dataclasses import replace
+
+import pytest
+
+from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Op
+from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
+from megatrain_cli.pipeline.verify import ScheduleError, check_schedule
+
+SHAPE = PipelineShape(
+    5, 2, num_slots=2, num_slabs=2, pieces=(2, 1, 1, 1, 1), offload=True, tied=True
+)
+
+
+def first(ops: tuple[Op, ...], kind: Kind) -> int:
+    return next(i for i, op in enumerate(ops) if op.kind is kind)
+
+
+@pytest.mark.parametrize("kind", [k for k in Kind if k not in (Kind.OFFLOAD, Kind.FETCH)])
+def test_a_missing_op_is_refused(kind: Kind) -> None:
+    ops = build_schedule(SHAPE)
+    position = first(ops, kind)
+    with pytest.raises(ScheduleError):
+        check_schedule(ops[:position] + ops[position + 1 :], SHAPE)
+
+
+@pytest.mark.parametrize("kind", [Kind.OFFLOAD, Kind.FETCH])
+def test_an_input_that_is_not_moved_is_missed(kind: Kind) -> None:
+    ops = build_schedule(SHAPE)
+    position = first(ops, kind)
+    with pytest.raises(ScheduleError, match="needs"):
+        check_schedule(ops[:position] + ops[position + 1 :], SHAPE)
+
+
+@pytest.mark.parametrize("kind", [Kind.FORWARD, Kind.UPDATE, Kind.STREAM_OUT, Kind.ACCUMULATE])
+def test_an_op_that_runs_twice_is_refused(kind: Kind) -> None:
+    ops = build_schedule(SHAPE)
+    position = first(ops, kind)
+    with pytest.raises(ScheduleError):
+        check_schedule((*ops[: position + 1], ops[position], *ops[position + 1 :]), SHAPE)
+
+
+def test_reading_the_other_slot_is_refused() -> None:
+    ops = build_schedule(SHAPE)
+    position = first(ops, Kind.FORWARD)
+    op = ops[position]
+    other = tuple(Buffer("slot", 1) if b.kind == "slot" else b for b in op.reads)
+    with pytest.raises(ScheduleError, match="needs 0 in slot 1"):
+        check_schedule((*ops[:position], replace(op, reads=other), *ops[position + 1 :]), SHAPE)
+
+
+def test_a_tied_head_that_leaves_the_embedding_behind_is_refused() -> None:
+    ops = build_schedule(SHAPE)
+    position = next(
+        i for i, op in enumerate(ops) if op.kind is Kind.STREAM_IN and op.layer == SHAPE.head
+    )
+    alone = replace(ops[position], reads=(Buffer("weights", SHAPE.head),))
+    with pytest.raises(ScheduleError, match="reads"):
+        check_schedule((*ops[:position], alone, *ops[position + 1 :]), SHAPE)
+
+
+def test_a_wait_for_what_nothing_records_is_refused() -> None:
+    ops = build_schedule(SHAPE)
+    ghost = replace(ops[0], waits=(Event("weights_ready", Buffer("slot", 9)),))
+    with pytest.raises(ScheduleError, match="which nothing records"):
+        check_schedule((ghost, *ops[1:]), SHAPE)

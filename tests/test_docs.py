@@ -1,0 +1,80 @@
+"""The pages of `docs/` and CONTRIBUTING say what the program says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from megatrain_cli.config.names import KEYS
+from scripts.config_reference import PAGE, reference
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "CONTRIBUTING.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PAGES = (ROOT / "README.md", GUIDE, ARCHITECTURE, PAGE)
+
+SOURCES = sorted((ROOT / "megatrain_cli").rglob("*.py"))
+WORDS = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)))
+
+
+def code_words(text: str) -> set[str]:
+    """What stands in backticks and looks like one name of the program."""
+    spans = re.findall(r"`([^`\n]+)`", text)
+    return {span for span in spans if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*[A-Za-z0-9]", span)}
+
+
+def section(text: str, title: str) -> str:
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"no section `{title}`"
+    return found[1]
+
+
+def test_the_config_reference_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == reference(), "run scripts/config_reference.py"
+
+
+def test_the_config_reference_names_every_key_and_every_refusal() -> None:
+    page = reference()
+    assert [key for key in KEYS if f"| `{key}` |" not in page] == []
+    # The parts that this version names as missing, in `config/later.py`.
+    for key in ("data.packing", "eval.steps", "checkpoint.save_steps", "pipeline.compile"):
+        first = next(line for line in page.splitlines() if line.startswith(f"| `{key}` |"))
+        assert "**Not yet**" in first
+
+
+def test_every_word_of_the_vocabulary_is_a_word_of_the_code() -> None:
+    vocabulary = code_words(section(GUIDE.read_text(encoding="utf-8"), "Vocabulary"))
+    assert len(vocabulary) > 40
+    assert sorted(vocabulary - WORDS) == []
+
+
+def test_every_name_in_the_architecture_page_is_a_name_of_the_code() -> None:
+    names = code_words(ARCHITECTURE.read_text(encoding="utf-8"))
+    # Names of torch and of the CUDA runtime, and one of a kind of machine's system call.
+    foreign = {"ModuleList", "MADV_HUGEPAGE", "embed", "head"}
+    assert sorted(names - WORDS - foreign) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_links_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
+    missing = [link for link in links if not (page.parent / link).exists()]
+    top = r"(?:megatrain_cli|tests|scripts|configs|docs)"
+    files = re.findall(rf"`({top}/[\w./-]+\.(?:py|md|yaml))`", text)
+    missing += [name for name in files if not (ROOT / name).is_file()]
+    for name in re.findall(rf"`({top}/[\w/-]*/)`", text):
+        # Tests mirror the package, so a folder of tests may be named for every part of it.
+        part = ROOT / name.replace("tests/", "megatrain_cli/")
+        missing += [] if (ROOT / name).is_dir() or part.is_dir() else [name]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_dotted_config_keys_that_a_page_names_exist(page: Path) -> None:
+    sections = "|".join(sorted({key.partition(".")[0] for key in KEYS}))
+    named = set(
+        re.findall(rf"`((?:{sections})\.[a-z_]+)(?:: [^`]*)?`", page.read_text(encoding="utf-8"))
+    )
+    files = {name for name in named if name.endswith((".py", ".md", ".yaml"))}
+    assert sorted(named - files - set(KEYS)) == []
