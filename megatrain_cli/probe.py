@@ -59,13 +59,23 @@ def usable_cores(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     for folder in _cgroup_folders(root, proc, "cpu"):
-        try:
-            quota, period = (folder / "cpu.max").read_text().split()
-        except (OSError, ValueError):
-            continue
-        if quota != "max":
-            cores = min(cores, -(-int(quota) // int(period)))
+        quota = _cpu_quota(folder)
+        if quota is not None:
+            cores = min(cores, quota)
     return max(cores, 1)
+
+
+def _cpu_quota(folder: Path) -> int | None:
+    """Whole cores that a cgroup's quota amounts to; None without one."""
+    try:
+        numbers = (folder / "cpu.max").read_text().split()
+    except OSError:
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")  # v1, where -1 is no quota
+        numbers = [str(_number(folder / name) or "max") for name in names]
+    if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
+        return None
+    quota, period = map(int, numbers)
+    return -(-quota // period)
 
 
 def _cgroup_folders(root: Path, proc: Path, controller: str) -> list[Path]:
@@ -101,4 +111,5 @@ def _reclaimable(folder: Path) -> int:
     except OSError:
         return 0
     stat = dict(line.split() for line in lines if len(line.split()) == 2)
-    return int(stat.get("inactive_file", stat.get("total_inactive_file", 0)))
+    # Usage includes the groups below. So does v2's `inactive_file`, but of v1's only `total_...`.
+    return int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from megatrain_cli.errors import NumericsError, StorageError
@@ -84,9 +85,10 @@ def save_model_folder(store: MasterStore, source: Path, target: Path) -> int:
         _sync([temporary])
         temporary.rename(target)
         _sync([target.parent])
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        # safetensors writes by itself and wraps what the disk says.
         raise StorageError(
-            f"Writing {target} failed: {error.strerror or error}. Nothing was left there; make "
+            f"Writing {target} failed: {error}. Nothing was left there; make "
             f"room for {show_bytes(weights_bytes(store))} and run again."
         ) from error
     finally:

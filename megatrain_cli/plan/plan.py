@@ -8,6 +8,7 @@ from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.decide import Decisions, decide
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.memory import DEVICE, PlanLine, Sizes, bill
+from megatrain_cli.plan.remedies import advise, device_ways, host_ways
 from megatrain_cli.units import show_bytes, show_count
 
 
@@ -62,47 +63,38 @@ def make_plan(
     can_pin: bool = True,
 ) -> RunPlan:
     """Decide and add up. Never raises for a run that does not fit: see `shortfalls`."""
+
+    def lines_of(asked: TrainConfig) -> tuple[PlanLine, ...]:
+        decisions = decide(asked, spec, layouts, machine, can_pin=can_pin)
+        return bill(Sizes(spec, layouts, decisions, machine.has_cuda))
+
+    def host_bytes(asked: TrainConfig) -> int:
+        return sum(line.num_bytes for line in lines_of(asked) if line.place != DEVICE)
+
+    def device_bytes(asked: TrainConfig) -> int:
+        return sum(line.num_bytes for line in lines_of(asked) if line.place == DEVICE)
+
     decisions = decide(config, spec, layouts, machine, can_pin=can_pin)
-    lines = bill(Sizes(spec, layouts, decisions, machine.has_cuda))
-    host = sum(line.num_bytes for line in lines if line.place != DEVICE)
-    device = sum(line.num_bytes for line in lines if line.place == DEVICE)
+    lines = lines_of(config)
+    host, device = host_bytes(config), device_bytes(config)
     shortfalls = []
     if host > machine.host_bytes:
+        advice = advise(config, host_ways(), host_bytes, "a machine with more RAM")
         shortfalls.append(
             f"This run needs {show_bytes(host)} of host RAM and {show_bytes(machine.host_bytes)} "
             f"may be taken ({machine.host_source}): {show_bytes(host - machine.host_bytes)} are "
-            f"missing. {_host_remedy(decisions, spec)}"
+            f"missing. {advice}"
         )
     if machine.has_cuda and device > machine.device_bytes:
+        advice = advise(config, device_ways(config), device_bytes, "a GPU with more memory")
         shortfalls.append(
             f"This run needs {show_bytes(device)} on {machine.device_name} and "
             f"{show_bytes(machine.device_bytes)} is free: "
-            f"{show_bytes(device - machine.device_bytes)} are missing. {_device_remedy(decisions)}"
+            f"{show_bytes(device - machine.device_bytes)} are missing. {advice}"
         )
     summary = _summary(config, spec, decisions, machine)
     numels = tuple(layout.numel for layout in layouts)
     return RunPlan(decisions, machine, numels, bool(spec.tied), lines, tuple(shortfalls), summary)
-
-
-def _host_remedy(decisions: Decisions, spec: ModelSpec) -> str:
-    if decisions.tile_format.master == "fp32_split":
-        saved = show_bytes(2 * spec.num_parameters)
-        return (
-            f"`optimizer.master: bf16_stochastic` frees {saved} (less exact); `optimizer.update: "
-            f"eager` with `max_grad_norm: null` frees {saved}; or use a machine with more."
-        )
-    return "Use a smaller model or a machine with more RAM."
-
-
-def _device_remedy(decisions: Decisions) -> str:
-    if decisions.keep_layers:
-        return "Set `pipeline.activations: recompute`, or a smaller `train.micro_batch_size`."
-    if decisions.micro_batch_size > 1:
-        return (
-            "Set a smaller `train.micro_batch_size` (with more `gradient_accumulation_steps` the "
-            "update stays the same), or `pipeline.activations: {keep_layers: 0, offload: true}`."
-        )
-    return "Set a smaller `data.max_length`, or use a GPU with more memory."
 
 
 def _summary(
@@ -110,17 +102,14 @@ def _summary(
 ) -> tuple[tuple[str, str], ...]:
     d = decisions
     layers = len(spec.decoder_layers)
-    size = f"{show_count(spec.num_parameters)} parameters"
     tied = ", tied head" if spec.tied else ""
     updates = "eager" if d.eager else "deferred"
     slot_bytes = d.slot_numel * (2 if d.dtype == "bfloat16" else 4)
     kept = f"{d.keep_layers} of {layers} layers kept, others recomputed"
     rows = f"{d.num_micro_batches} x {d.micro_batch_size} rows of up to {d.max_length} tokens"
+    size = f"{show_count(spec.num_parameters)} parameters, {layers} layers{tied}"
     return (
-        (
-            "model",
-            f"{spec.architecture}, {size}, {layers} layers{tied}",
-        ),
+        ("model", f"{spec.architecture}, {size}"),
         ("device", machine.device_name or "CPU"),
         ("compute", f"{d.dtype}, attention {d.attention}"),
         ("masters", f"{d.tile_format.master}, updates {updates} on {d.threads} threads"),

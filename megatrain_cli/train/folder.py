@@ -37,7 +37,7 @@ class RunFolder:
             raise LockedError(
                 f"{path} is in use by {owner}. Wait for it, or set another `train.output_dir`."
             ) from None
-        if self.metrics.exists() and self.metrics.stat().st_size:
+        if self._holds_a_run():
             self._lock.close()
             raise ConfigError(
                 f"train.output_dir: {path} holds a run already. Set another folder "
@@ -47,15 +47,29 @@ class RunFolder:
         self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         self._lock.flush()
 
+    def _holds_a_run(self) -> bool:
+        """Steps or weights of an earlier run; a run that ended before its first step left none."""
+        if self.metrics.exists() and self.metrics.stat().st_size:
+            return True
+        checkpoints = self.path / "checkpoints"
+        return checkpoints.is_dir() and any(checkpoints.iterdir())
+
+    def write_config(self, text: str) -> None:
+        """Write the config as it was resolved.
+
+        Raises:
+            StorageError: The disk refused it.
+        """
+        path = self.path / "config.yaml"
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
+
     @property
     def metrics(self) -> Path:
         """The journal: one object a step."""
         return self.path / "metrics.jsonl"
-
-    @property
-    def config(self) -> Path:
-        """The config as it was resolved."""
-        return self.path / "config.yaml"
 
     def checkpoint(self, step: int) -> Path:
         """Where the weights after `step` optimizer steps go."""

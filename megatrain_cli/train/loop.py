@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from megatrain_cli.checkpoint.save import check_room, save_model_folder, weights_bytes
+from megatrain_cli.checkpoint.save import check_room, save_model_folder
 from megatrain_cli.config.load import LoadedConfig, dump_config
 from megatrain_cli.errors import DeviceError, NumericsError, Stopped
 from megatrain_cli.optim.adamw import AdamStep
@@ -18,9 +18,9 @@ from megatrain_cli.pipeline.executor import IssuedStep
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.journal import Journal
 from megatrain_cli.report.records import StepRecord
-from megatrain_cli.train.assemble import Engine, assemble, check_examples, prepare
+from megatrain_cli.train.assemble import DTYPES, Engine, assemble, check_examples, prepare
 from megatrain_cli.train.folder import RunFolder
-from megatrain_cli.train.rows import TrainingRows, load_rows
+from megatrain_cli.train.rows import StepRows, TrainingRows, load_rows
 from megatrain_cli.train.step import StepUpdate, UpdateClock
 from megatrain_cli.train.stop import StopRequest
 
@@ -40,10 +40,11 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
         check_examples(rows.examples, skeleton, Path(config.model.path))
         _show_rows(rows, console)
         console.plan(plan)
+        width = DTYPES[config.model.dtype].itemsize
+        check_room(folder.path, skeleton.spec.num_parameters * width)
         engine = assemble(loaded, skeleton, plan, console)
         stack.callback(engine.close)
-        check_room(folder.path, weights_bytes(engine.store))
-        folder.config.write_text(dump_config(config), encoding="utf-8")
+        folder.write_config(dump_config(config))
         journal = stack.enter_context(Journal(folder.metrics))
         run = Run(loaded, engine, rows)
         stop = stack.enter_context(StopRequest())
@@ -57,9 +58,12 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
                     if stop.signal_name is not None:
                         break
                 engine.lanes.drain()
-        except NumericsError:
+        except NumericsError as refused:
             if done and run.whole:
-                _save(engine, folder, done, Path(config.model.path), console)
+                try:
+                    _save(engine, folder, done, Path(config.model.path), console)
+                except NumericsError as not_written:
+                    raise NumericsError(f"{refused} {not_written}") from refused
             raise
         _save(engine, folder, done, Path(config.model.path), console)
         if done < rows.total_steps:
@@ -90,16 +94,16 @@ class Run:
         """
         for index in range(self._rows.total_steps):
             began = time.perf_counter()
-            batch, num_rows = self._rows.of_step(index)
+            rows = self._rows.of_step(index)
             loaded = time.perf_counter()
             update = self._current = self._update(index)
             seed = None
             if self._engine.skeleton.spec.has_dropout:
                 seed = partial(dropout_seed, self._config.train.seed, index)
-            issued = self._engine.executor.run_step(batch, update, seed)
+            issued = self._engine.executor.run_step(rows.micro_batches, update, seed)
             issued.clipped.wait()
             ended = time.perf_counter()
-            yield self._record(index, num_rows, update, issued, began, loaded, ended)
+            yield self._record(index, rows, update, issued, began, loaded, ended)
 
     def _update(self, index: int) -> StepUpdate:
         optimizer, train = self._config.optimizer, self._config.train
@@ -139,21 +143,21 @@ class Run:
     def _record(
         self,
         index: int,
-        num_rows: int,
+        rows: StepRows,
         update: StepUpdate,
         issued: IssuedStep,
         began: float,
         loaded: float,
         ended: float,
     ) -> StepRecord:
-        rows_so_far = index * self._rows.rows_per_step + num_rows
+        rows_so_far = index * self._rows.rows_per_step + rows.num_rows
         return StepRecord(
             step=index + 1,
             loss=update.loss,
             learning_rate=self._learning_rate(index),
             grad_norm=update.grad_norm,
             tokens=issued.num_targets,
-            tokens_per_second=issued.num_targets / (ended - began),
+            tokens_per_second=rows.num_tokens / (ended - began),
             seconds=ended - began,
             phases={
                 "data": loaded - began,
@@ -162,7 +166,7 @@ class Run:
                 "update": self._clock.take(),
             },
             epoch=rows_so_far / len(self._rows.examples),
-            rows=num_rows,
+            rows=rows.num_rows,
         )
 
 

@@ -25,6 +25,20 @@ LENGTH_STEP = 64
 
 
 @dataclass(frozen=True)
+class StepRows:
+    """What one optimizer step takes.
+
+    Attributes:
+        num_rows: Rows of data; the rest of the micro-batches is padding.
+        num_tokens: Of these rows, supervised or not.
+    """
+
+    micro_batches: list[MicroBatch]
+    num_rows: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
 class TrainingRows:
     """All rows, and which of them each step takes.
 
@@ -47,8 +61,8 @@ class TrainingRows:
         """Rows of a full step."""
         return self._decisions.micro_batch_size * self._decisions.num_micro_batches
 
-    def of_step(self, index: int) -> tuple[list[MicroBatch], int]:
-        """The micro-batches of a step (from 0), and how many rows of data they hold."""
+    def of_step(self, index: int) -> StepRows:
+        """The rows of a step, counted from 0."""
         train, d = self._config.train, self._decisions
         total = None
         if train.num_epochs is not None:
@@ -62,7 +76,8 @@ class TrainingRows:
         micro = make_micro_batches(
             rows, d.micro_batch_size, d.num_micro_batches, self._pad_id, length, d.max_length
         )
-        return [MicroBatch(m.input_ids, m.labels) for m in micro], len(rows)
+        batches = [MicroBatch(m.input_ids, m.labels) for m in micro]
+        return StepRows(batches, len(rows), sum(len(ids) for ids, _ in rows))
 
 
 def load_rows(config: TrainConfig, decisions: Decisions) -> TrainingRows:

@@ -65,7 +65,7 @@ class StepUpdate:
         """
         self.loss, self.grad_norm = loss, global_norm(squared_norms)
         if not math.isfinite(loss):
-            raise self._refuse(f"the loss is {loss}")
+            raise self._refuse(f"the loss is {loss}{self._bad_weights()}")
         for layer, squared in zip(self._spec.layers, squared_norms, strict=True):
             if not math.isfinite(squared):
                 raise self._refuse(f"the gradient of {layer.name} is not finite")
@@ -82,6 +82,13 @@ class StepUpdate:
         self._updated.add(layer)
         self._updater.update(self._store.tiles[layer], gradient, start, self._adam)
         self._clock.add(time.perf_counter() - began)
+
+    def _bad_weights(self) -> str:
+        """Where a loss that is not finite may come from; looked for only then."""
+        for tile in self._store.tiles:
+            if not torch.isfinite(tile.weights).all():
+                return f", and {tile.layout.layer.name} has weights that are not finite"
+        return ""
 
     def _refuse(self, reason: str) -> NumericsError:
         lead = f"Step {self._step} was refused: {reason}."

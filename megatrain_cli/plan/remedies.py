@@ -1,0 +1,93 @@
+"""What to change where a run does not fit. Each way is planned, so what it frees is a fact."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from megatrain_cli.config.schema import KeepLayers, TrainConfig
+from megatrain_cli.units import show_bytes
+
+
+@dataclass(frozen=True)
+class Way:
+    """Values to set, by dotted key, and what they cost besides."""
+
+    changes: Mapping[str, object]
+    price: str = ""
+
+    def apply(self, config: TrainConfig) -> TrainConfig:
+        """The config with these values."""
+        for key, value in self.changes.items():
+            section, name = key.split(".")
+            changed = getattr(config, section).model_copy(update={name: value})
+            config = config.model_copy(update={section: changed})
+        return config
+
+    def text(self, config: TrainConfig) -> str:
+        """What a user has to set, without what is set already."""
+        return " with ".join(
+            f"`{key}: {_show(value)}`"
+            for key, value in self.changes.items()
+            if _get(config, key) != value
+        )
+
+
+def host_ways() -> list[Way]:
+    """Ways to need less host RAM."""
+    bf16 = {"model.dtype": "bfloat16"}
+    eager = {"optimizer.update": "eager", "optimizer.max_grad_norm": None}
+    return [
+        Way(bf16 | {"optimizer.master": "fp32_split"}),
+        Way(bf16 | {"optimizer.master": "bf16_stochastic"}, "less exact"),
+        Way(eager, "no clipping"),
+        Way({"pipeline.grad_slabs": 2}, "less overlap"),
+    ]
+
+
+def device_ways(config: TrainConfig) -> list[Way]:
+    """Ways to need less device memory."""
+    rows, accumulation = config.train.micro_batch_size, config.train.gradient_accumulation_steps
+    fewer = rows // 2 if rows % 2 == 0 else 1
+    split = {
+        "train.micro_batch_size": fewer,
+        "train.gradient_accumulation_steps": accumulation * rows // fewer,
+    }
+    offload = KeepLayers(keep_layers=0, offload=True)
+    return [
+        Way(split, "the updates stay the same"),
+        Way({"pipeline.activations": "recompute"}, "slower"),
+        Way({"pipeline.activations": offload}, "inputs wait in host RAM"),
+        Way({"data.max_length": max(1, config.data.max_length // 2)}, "longer rows are cut"),
+    ]
+
+
+def advise(
+    config: TrainConfig, ways: Sequence[Way], measure: Callable[[TrainConfig], int], machine: str
+) -> str:
+    """The ways that free something, as one text.
+
+    Args:
+        config: What was asked.
+        ways: What might help.
+        measure: Bytes that a config needs in the place that is short.
+        machine: The last way out.
+    """
+    before = measure(config)
+    saved = [(before - measure(way.apply(config)), way) for way in ways]
+    found = [
+        f"{way.text(config)} frees {show_bytes(num_bytes)}" + (f" ({way.price})" * bool(way.price))
+        for num_bytes, way in saved
+        if num_bytes > 0
+    ]
+    return "; ".join([*found, f"or use {machine}."])
+
+
+def _get(config: TrainConfig, key: str) -> object:
+    section, name = key.split(".")
+    value: object = getattr(getattr(config, section), name)
+    return value
+
+
+def _show(value: object) -> str:
+    if isinstance(value, KeepLayers):
+        return f"{{keep_layers: {value.keep_layers}, offload: {str(value.offload).lower()}}}"
+    return "null" if value is None else str(value)

@@ -1,0 +1,141 @@
+"""Specs, configs and machines to plan with; nothing is loaded or allocated."""
+
+from collections.abc import Mapping
+
+from hypothesis import strategies as st
+
+from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.model.layout import LayerLayout, make_layout
+from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
+from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.plan.plan import RunPlan, make_plan
+
+CPU = MachineSpec(1 << 50, "MemAvailable", 8, "cpu")
+GPU = MachineSpec(1 << 50, "MemAvailable", 8, "cuda:0", "NVIDIA H200", 1 << 50)
+
+
+def make_spec(
+    *, layers: int = 3, hidden: int = 16, vocab: int = 260, tied: bool = False
+) -> ModelSpec:
+    """A model whose layers are a norm and two matrices."""
+
+    def layer(index: int) -> LayerSpec:
+        prefix = f"layers.{index}"
+        params = (
+            ParamSpec(f"{prefix}.norm", (hidden,)),
+            ParamSpec(f"{prefix}.up", (4 * hidden, hidden)),
+            ParamSpec(f"{prefix}.down", (hidden, 4 * hidden)),
+        )
+        return LayerSpec(f"layer-{index:05d}", "decoder", params, prefix)
+
+    head = (ParamSpec("norm", (hidden,)), ParamSpec("lm_head", (vocab, hidden)))
+    return ModelSpec(
+        architecture="TinyForCausalLM",
+        hidden_size=hidden,
+        vocab_size=vocab,
+        layers=(
+            LayerSpec("embed", "embed", (ParamSpec("embed_tokens", (vocab, hidden)),)),
+            *map(layer, range(layers)),
+            LayerSpec("head", "head", head[:1] if tied else head),
+        ),
+        tied=("embed_tokens",) if tied else (),
+        has_dropout=False,
+        max_positions=None,
+        num_heads=4,
+    )
+
+
+def layouts_of(spec: ModelSpec) -> tuple[LayerLayout, ...]:
+    """Of all layers."""
+    return tuple(make_layout(layer) for layer in spec.layers)
+
+
+def make_config(sections: Mapping[str, Mapping[str, object]] | None = None) -> TrainConfig:
+    """A valid config with values laid over it, section by section."""
+    values: dict[str, dict[str, object]] = {
+        "model": {"path": "/model"},
+        "data": {"train": "/train.jsonl", "max_length": 64},
+        "train": {"output_dir": "/run", "max_steps": 1},
+    }
+    for section, given in (sections or {}).items():
+        values.setdefault(section, {}).update(given)
+    return TrainConfig.model_validate(values)
+
+
+def plan_for(
+    spec: ModelSpec,
+    machine: MachineSpec = CPU,
+    sections: Mapping[str, Mapping[str, object]] | None = None,
+    *,
+    can_pin: bool = True,
+) -> RunPlan:
+    """The plan of a spec."""
+    return make_plan(make_config(sections), spec, layouts_of(spec), machine, can_pin=can_pin)
+
+
+specs = st.builds(
+    make_spec,
+    layers=st.integers(1, 5),
+    hidden=st.integers(1, 40),
+    vocab=st.integers(1, 3000),
+    tied=st.booleans(),
+)
+machines = st.sampled_from([CPU, GPU])
+
+Sections = dict[str, dict[str, object]]
+
+
+def _sections(
+    dtype_master: tuple[str, str],
+    max_length: int,
+    rows: int,
+    accumulation: int,
+    eager: bool,
+    activations: object,
+    memory: str,
+    buffers: tuple[int, int],
+) -> Sections:
+    dtype, master = dtype_master
+    update: dict[str, object] = {"update": "deferred"}
+    if eager:
+        update = {"update": "eager", "max_grad_norm": None}
+    return {
+        "model": {"dtype": dtype},
+        "data": {"max_length": max_length},
+        "train": {"micro_batch_size": rows, "gradient_accumulation_steps": accumulation},
+        "optimizer": {"master": master, **update},
+        "pipeline": {
+            "activations": activations,
+            "staging_buffers": buffers[0],
+            "grad_slabs": buffers[1],
+        },
+        "store": {"memory": memory},
+    }
+
+
+sections = st.builds(
+    _sections,
+    st.sampled_from(
+        [
+            ("bfloat16", "fp32_split"),
+            ("bfloat16", "bf16"),
+            ("bfloat16", "bf16_stochastic"),
+            ("bfloat16", "fp32"),
+            ("float32", "fp32"),
+        ]
+    ),
+    st.integers(1, 300),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.booleans(),
+    st.one_of(
+        st.sampled_from(["auto", "recompute", "keep"]),
+        st.builds(
+            lambda n, offload: {"keep_layers": n, "offload": offload},
+            st.integers(0, 6),
+            st.booleans(),
+        ),
+    ),
+    st.sampled_from(["auto", "pageable"]),
+    st.tuples(st.integers(1, 4), st.integers(1, 13)),
+)

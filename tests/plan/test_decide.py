@@ -1,0 +1,114 @@
+"""Every `auto` becomes a value, by a rule that can be looked up here."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatrain_cli.plan.decide import HEAD_CHUNK_BYTES, Decisions
+from megatrain_cli.plan.machine import MachineSpec
+from tests.plan.small import CPU, GPU, Sections, layouts_of, make_spec, plan_for
+
+SPEC = make_spec()
+
+
+def decided(
+    machine: MachineSpec = CPU, sections: Sections | None = None, *, can_pin: bool = True
+) -> Decisions:
+    return plan_for(SPEC, machine, sections, can_pin=can_pin).decisions
+
+
+EAGER: Sections = {"optimizer": {"update": "eager", "max_grad_norm": None}}
+
+
+def test_auto_attention_is_sdpa_and_another_is_kept() -> None:
+    assert decided().attention == "sdpa"
+    assert decided(CPU, {"model": {"attention": "eager"}}).attention == "eager"
+
+
+def test_auto_updates_are_deferred_with_or_without_clipping() -> None:
+    assert not decided().eager
+    assert not decided(CPU, {"optimizer": {"max_grad_norm": None}}).eager
+    assert decided(CPU, EAGER).eager
+
+
+def test_a_tile_has_room_for_its_gradient_unless_updates_are_eager() -> None:
+    assert decided().tile_format.keep_gradient
+    assert not decided(CPU, EAGER).tile_format.keep_gradient
+
+
+@pytest.mark.parametrize(("machine", "cores", "threads"), [(CPU, 8, 8), (GPU, 8, 7), (GPU, 1, 1)])
+def test_auto_threads_are_all_cores_but_one_to_feed_a_gpu(
+    machine: MachineSpec, cores: int, threads: int
+) -> None:
+    assert decided(replace(machine, num_cores=cores)).threads == threads
+    assert decided(machine, {"optimizer": {"threads": 3}}).threads == 3
+
+
+@pytest.mark.parametrize(("accumulation", "slabs"), [(1, 2), (2, 3), (3, 5), (8, 12)])
+def test_auto_slabs_are_one_and_a_half_a_micro_batch_and_at_least_two(
+    accumulation: int, slabs: int
+) -> None:
+    sections: Sections = {
+        "train": {"gradient_accumulation_steps": accumulation},
+        "pipeline": {"grad_slabs": "auto"},
+        "store": {"memory": "pageable"},
+    }
+    assert decided(GPU, sections).num_slabs == slabs
+    assert decided(CPU, sections).num_slabs == slabs
+
+
+def test_a_store_is_page_locked_on_a_gpu_unless_asked_or_refused() -> None:
+    assert decided(GPU).pin_store
+    assert not decided(GPU, {"store": {"memory": "pageable"}}).pin_store
+    assert not decided(GPU, can_pin=False).pin_store
+    assert not decided(CPU).pin_store
+
+
+def test_only_page_locked_tiles_with_deferred_updates_need_no_slabs() -> None:
+    assert decided(GPU).num_slabs == 0
+    assert decided(GPU, EAGER).num_slabs == 12
+    assert decided(GPU, can_pin=False).num_slabs == 12
+    assert decided(CPU).num_slabs == 12
+
+
+def test_a_cpu_takes_rows_one_by_one_and_as_many_of_them() -> None:
+    sections: Sections = {"train": {"micro_batch_size": 4, "gradient_accumulation_steps": 3}}
+    cpu, gpu = decided(CPU, sections), decided(GPU, sections)
+    assert (cpu.micro_batch_size, cpu.num_micro_batches) == (1, 12)
+    assert (gpu.micro_batch_size, gpu.num_micro_batches) == (4, 3)
+    assert cpu.tokens_per_step == gpu.tokens_per_step == 4 * 3 * 64
+
+
+@pytest.mark.parametrize(
+    ("activations", "keep", "offload"),
+    [
+        ("auto", 0, False),
+        ("recompute", 0, False),
+        ("keep", 3, False),
+        ({"keep_layers": 2}, 2, False),
+        ({"keep_layers": 9, "offload": True}, 3, True),
+    ],
+)
+def test_activations_become_a_number_of_layers(
+    activations: object, keep: int, offload: bool
+) -> None:
+    found = decided(CPU, {"pipeline": {"activations": activations}})
+    assert (found.keep_layers, found.offload) == (keep, offload)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_slot_holds_the_largest_layer_and_a_tied_head_with_its_embedding(tied: bool) -> None:
+    for vocab in (4, 3000):
+        spec = make_spec(vocab=vocab, tied=tied)
+        numels = [layout.numel for layout in layouts_of(spec)]
+        head = numels[-1] + (numels[0] if tied else 0)
+        assert plan_for(spec).decisions.slot_numel == max(head, *numels)
+
+
+@given(st.integers(1, 1 << 22))
+def test_a_chunk_of_the_head_has_bounded_logits(vocab: int) -> None:
+    chunk = plan_for(make_spec(hidden=1, vocab=vocab)).decisions.head_chunk
+    assert chunk % 64 == 0
+    assert chunk == 64 or 4 * chunk * vocab <= HEAD_CHUNK_BYTES < 4 * (chunk + 64) * vocab

@@ -1,0 +1,64 @@
+"""What does not belong together is refused before anything runs; a refused page lock is not."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from megatrain_cli.config.load import load_config
+from megatrain_cli.errors import DeviceError, ModelError
+from megatrain_cli.report.console import RunConsole
+from megatrain_cli.store.master import MasterStore
+from megatrain_cli.train.assemble import assemble, check_examples, prepare, schedule_of
+from megatrain_cli.train.rows import load_rows
+from tests.train.workspace import make_workspace
+
+
+def test_rows_longer_than_the_models_positions_are_refused(tmp_path: Path) -> None:
+    config = make_workspace(tmp_path, data={"max_length": 65})
+    with pytest.raises(ModelError, match=r"max_length is 65 and .* has 64 positions.* at most 64"):
+        prepare(load_config(config))
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    loaded = load_config(make_workspace(tmp_path, model={"vocab_size": 200}))
+    skeleton, plan = prepare(loaded)
+    rows = load_rows(loaded.config, plan.decisions)
+    with pytest.raises(ModelError, match=r"gives token 257 and the model's vocabulary has 200"):
+        check_examples(rows.examples, skeleton, tmp_path / "model")
+
+
+def test_the_schedule_of_a_plan_has_the_planned_layers_and_micro_batches(tmp_path: Path) -> None:
+    plan = prepare(load_config(make_workspace(tmp_path)))[1]
+    ops = schedule_of(plan)
+    assert {op.layer for op in ops} == {-1, *range(5)}
+    assert {op.micro_batch for op in ops} == {None, *range(4)}
+
+
+def refuse(store: MasterStore) -> None:
+    raise DeviceError("embed: the driver refused to lock 4 KiB.")
+
+
+@pytest.mark.parametrize("memory", ["auto", "pinned"])
+def test_a_refused_page_lock_means_ordinary_memory_unless_pinned_was_asked_for(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MasterStore, "register", refuse)
+    loaded = load_config(make_workspace(tmp_path), [f"store.memory={memory}"])
+    skeleton, plan = prepare(loaded)
+    # As it would be decided beside a GPU.
+    plan = replace(plan, decisions=replace(plan.decisions, pin_store=True, num_slabs=0))
+    said = io.StringIO()
+    console = RunConsole(Console(file=said))
+    if memory == "pinned":
+        with pytest.raises(DeviceError, match="the driver refused"):
+            assemble(loaded, skeleton, plan, console)
+        return
+    engine = assemble(loaded, skeleton, plan, console)
+    assert not engine.plan.decisions.pin_store
+    assert engine.plan.decisions.num_slabs == 12
+    assert "the driver refused" in said.getvalue()
+    assert "Going on with ordinary memory" in said.getvalue()
+    engine.close()

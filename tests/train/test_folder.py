@@ -1,0 +1,79 @@
+"""One run folder, one run, one writer."""
+
+import multiprocessing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from megatrain_cli.errors import ConfigError, LockedError, StorageError
+from megatrain_cli.train.folder import RunFolder
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file's time and bytes."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(p.relative_to(folder)): (p.stat().st_mtime_ns, p.read_bytes()) for p in files}
+
+
+def test_a_folder_is_made_with_its_parents_and_names_its_parts(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "a" / "b") as folder:
+        folder.write_config("x: 1\n")
+        assert (tmp_path / "a" / "b" / "config.yaml").read_text() == "x: 1\n"
+        assert folder.metrics == tmp_path / "a" / "b" / "metrics.jsonl"
+        assert folder.checkpoint(7) == tmp_path / "a" / "b" / "checkpoints" / "step-00000007"
+
+
+@pytest.mark.parametrize("part", ["metrics.jsonl", "checkpoints/step-00000003/config.json"])
+def test_a_folder_with_steps_or_weights_of_a_run_is_refused_and_left_as_it_is(
+    part: str, tmp_path: Path
+) -> None:
+    with RunFolder(tmp_path):
+        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / part).write_text("{}\n")
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match=r"holds a run already.*nothing in it was changed"):
+        RunFolder(tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_run_that_ended_before_its_first_step_is_no_obstacle(tmp_path: Path) -> None:
+    with RunFolder(tmp_path) as folder:
+        folder.write_config("")
+        folder.metrics.touch()
+    (tmp_path / "mine.txt").write_text("keep")
+    with RunFolder(tmp_path):
+        assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+def hold(path: Path, end: Connection) -> None:
+    with RunFolder(path):
+        end.send("held")
+        end.recv()
+
+
+def test_a_lock_names_its_process_and_ends_with_it_however_it_ends(tmp_path: Path) -> None:
+    """PRC-02: a lock that outlives a killed process would block the folder for ever."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=hold, args=(tmp_path, there))
+    process.start()
+    assert here.recv() == "held"
+    before = snapshot(tmp_path)
+    with pytest.raises(LockedError, match=f"in use by process {process.pid} on "):
+        RunFolder(tmp_path)
+    assert snapshot(tmp_path) == before
+    process.kill()
+    process.join()
+    with RunFolder(tmp_path):
+        pass
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        RunFolder(tmp_path / "file" / "run")
+    with RunFolder(tmp_path / "run") as folder:
+        (tmp_path / "run" / "config.yaml").mkdir()
+        with pytest.raises(StorageError, match=r"config\.yaml cannot be written"):
+            folder.write_config("")
