@@ -47,7 +47,8 @@ layers: $(READY) ## imports point down, and thinking is torch-free
 	$(BIN)/lint-imports
 
 cov: $(READY) ## all tests that need no GPU, with branch coverage
-	$(BIN)/python -m pytest -m "not gpu" --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 \
+	  --cov --cov-report=term
 
 gpu: ## tests that need a CUDA device
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -m gpu

@@ -189,7 +189,9 @@ class CudaLanes:
             stream.synchronize()
 
     def close(self) -> None:
-        """End the host thread."""
+        """End the host thread, after what is queued on the streams: it uses memory that goes."""
+        for stream in self._streams.values():
+            stream.synchronize()
         self._queue.put(None)
         self._thread.join()
 

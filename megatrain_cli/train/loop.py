@@ -157,7 +157,7 @@ class Run:
             learning_rate=self._learning_rate(index),
             grad_norm=update.grad_norm,
             tokens=issued.num_targets,
-            tokens_per_second=rows.num_tokens / (ended - began),
+            tokens_per_second=issued.num_targets / (ended - began),
             seconds=ended - began,
             phases={
                 "data": loaded - began,

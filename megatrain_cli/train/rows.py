@@ -30,12 +30,10 @@ class StepRows:
 
     Attributes:
         num_rows: Rows of data; the rest of the micro-batches is padding.
-        num_tokens: Of these rows, supervised or not.
     """
 
     micro_batches: list[MicroBatch]
     num_rows: int
-    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,7 @@ class TrainingRows:
         micro = make_micro_batches(
             rows, d.micro_batch_size, d.num_micro_batches, self._pad_id, length, d.max_length
         )
-        batches = [MicroBatch(m.input_ids, m.labels) for m in micro]
-        return StepRows(batches, len(rows), sum(len(ids) for ids, _ in rows))
+        return StepRows([MicroBatch(m.input_ids, m.labels) for m in micro], len(rows))
 
 
 def load_rows(config: TrainConfig, decisions: Decisions) -> TrainingRows:

@@ -1,6 +1,7 @@
 """What the host does for one optimizer step: check it, clip it, update every layer."""
 
 import math
+import threading
 import time
 from collections.abc import Sequence
 
@@ -18,15 +19,18 @@ class UpdateClock:
     """Seconds the optimizer has worked; written by the host lane, read by the loop."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # what is added is taken exactly once
         self._seconds = 0.0
 
     def add(self, seconds: float) -> None:
         """Count work that has ended."""
-        self._seconds += seconds
+        with self._lock:
+            self._seconds += seconds
 
     def take(self) -> float:
         """Seconds since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
+        with self._lock:
+            seconds, self._seconds = self._seconds, 0.0
         return seconds
 
 
