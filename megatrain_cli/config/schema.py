@@ -95,8 +95,9 @@ class TrainSection(Section):
 
     output_dir: FilePath
     """The run folder: metrics, the config as it was read, and the weights."""
-    max_steps: Count | None = None
-    """Optimizer steps to make; exactly one of `max_steps` and `num_epochs`."""
+    max_steps: CountFrom0 | None = None
+    """Optimizer steps to make; exactly one of `max_steps` and `num_epochs`. 0 only writes the
+    weights again."""
     num_epochs: PositiveNumber | None = None
     """Passes over the data to make; a part of a pass may be asked for."""
     micro_batch_size: Count = 4

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from megatrain_cli.config.load import LoadedConfig
@@ -131,7 +132,17 @@ def build_executor(
 
 
 def check_examples(examples: Examples, skeleton: Skeleton, folder: Path) -> None:
-    """Refuse a tokenizer that does not belong to the model."""
+    """Refuse rows that the model has no tokens or no positions for.
+
+    Raises:
+        ModelError: The tokenizer belongs to another model, or a row is longer than the model goes.
+    """
+    longest, limit = int(np.diff(examples.offsets).max()), skeleton.spec.max_positions
+    if limit is not None and longest > limit:
+        raise ModelError(
+            f"The longest row has {longest} tokens and {skeleton.spec.architecture} in {folder} "
+            f"has {limit} positions. Set `data.max_length: {limit}`."
+        )
     largest = int(examples.tokens.max())
     if largest >= skeleton.spec.vocab_size:
         raise ModelError(
@@ -142,16 +153,8 @@ def check_examples(examples: Examples, skeleton: Skeleton, folder: Path) -> None
 
 def _discover(config: TrainConfig) -> Skeleton:
     attention = "sdpa" if config.model.attention == "auto" else config.model.attention
-    skeleton = discover(
-        Path(config.model.path), dtype=DTYPES[config.model.dtype], attention=attention
-    )
-    limit = skeleton.spec.max_positions
-    if limit is not None and config.data.max_length > limit:
-        raise ModelError(
-            f"data.max_length is {config.data.max_length} and {skeleton.spec.architecture} has "
-            f"{limit} positions. Set data.max_length to at most {limit}."
-        )
-    return skeleton
+    dtype = DTYPES[config.model.dtype]
+    return discover(Path(config.model.path), dtype=dtype, attention=attention)
 
 
 def _plan(config: TrainConfig, skeleton: Skeleton) -> RunPlan:

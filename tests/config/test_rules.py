@@ -140,9 +140,11 @@ def test_the_values_that_mean_without_it_are_accepted(load: Load, override: str)
         (["pipeline.device=cpu", "store.memory=pinned"], "store.memory has no effect"),
         (["pipeline.device=cpu", "train.deterministic=true"], "train.deterministic has no effect"),
         (["data.format=text", "data.train_on_prompt=true"], "data.train_on_prompt has no effect"),
+        (["optimizer.master=bf16"], "optimizer.master changes below half a BF16 step are lost"),
+        (["optimizer.master=bf16_stochastic"], "optimizer.master changes below a BF16 step happen"),
     ],
 )
-def test_a_key_that_was_set_and_does_nothing_is_announced(
+def test_a_value_that_does_nothing_or_costs_exactness_is_announced(
     load: Load, overrides: list[str], note: str
 ) -> None:
     [found] = load("", *overrides).notes

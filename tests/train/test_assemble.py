@@ -17,9 +17,12 @@ from tests.train.workspace import make_workspace
 
 
 def test_rows_longer_than_the_models_positions_are_refused(tmp_path: Path) -> None:
-    config = make_workspace(tmp_path, data={"max_length": 65})
-    with pytest.raises(ModelError, match=r"max_length is 65 and .* has 64 positions.* at most 64"):
-        prepare(load_config(config))
+    """By the rows there are: `data.max_length` may allow more than any row has."""
+    loaded = load_config(make_workspace(tmp_path, model={"max_position_embeddings": 16}))
+    skeleton, plan = prepare(loaded)
+    rows = load_rows(loaded.config, plan.decisions)
+    with pytest.raises(ModelError, match=r"has \d+ tokens and .* has 16 positions.*max_length: 16"):
+        check_examples(rows.examples, skeleton, tmp_path / "model")
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:

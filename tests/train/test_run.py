@@ -297,3 +297,19 @@ def test_epochs_take_every_row_as_often_as_asked_and_divide_by_their_own_tokens(
     with start(config, [*alone, "optimizer.learning_rate=0"]) as run:
         (record,) = run.steps()
     assert (record.loss, record.grad_norm) == (records[-1].loss, records[-1].grad_norm)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "gpt2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_step_writes_the_weights_that_were_read(kind: str, dtype: str, tmp_path: Path) -> None:
+    """Random norms and biases: what was loaded and what was left at its start would differ."""
+    config = make_workspace(tmp_path, kind, model={"seed": 3})
+    master = "fp32" if dtype == "float32" else "fp32_split"
+    changes = ["train.max_steps=0", f"model.dtype={dtype}", f"optimizer.master={master}"]
+    train(load_config(config, changes), RunConsole())
+    before = load_file(tmp_path / "model" / "model.safetensors")
+    folder = tmp_path / "run" / "checkpoints" / "step-00000000"
+    after = {k: v for path in folder.glob("*.safetensors") for k, v in load_file(path).items()}
+    assert after.keys() == before.keys()
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor.to(getattr(torch, dtype))), name
