@@ -197,18 +197,19 @@ class Executor:
                 holder.close()
 
     def _run(self, op: Op, step: _Running) -> None:
-        if op.lane is not Lane.HOST:
-            self._works[op.kind](op, step)
-            if self._poison:
-                self._poison_released(op)
-            return
         try:
             self._works[op.kind](op, step)
-        except MegatrainError:
+        except (MegatrainError, torch.OutOfMemoryError):  # say what to do about it already
             raise
-        except Exception as error:  # a worker's failure has to carry its layer
-            name = self._layouts[op.layer].layer.name if op.layer >= 0 else "the whole step"
-            raise InternalError(f"{op.kind} of {name} failed: {error}") from error
+        except Exception as error:  # of torch or the model: without a place it helps nobody
+            raise InternalError(f"{self._named(op)} failed: {error}") from error
+        if self._poison and op.lane is not Lane.HOST:
+            self._poison_released(op)
+
+    def _named(self, op: Op) -> str:
+        layer = self._layouts[op.layer].layer.name if op.layer >= 0 else "the whole step"
+        rows = "" if op.micro_batch is None else f", micro-batch {op.micro_batch}"
+        return f"{op.kind} of {layer}{rows}"
 
     # ------------------------------------------------------------------ stream_in, stream_out
 
