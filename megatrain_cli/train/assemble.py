@@ -1,5 +1,6 @@
 """A config becomes live objects, in order; the only place that constructs them."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,11 +46,10 @@ class Engine:
     updater: TileUpdater
 
     def close(self) -> None:
-        """End threads, release memory."""
-        self.lanes.close()
-        self.updater.close()
-        self.executor.close()
-        self.store.close()
+        """End threads, then release memory; every part, even if another's end fails."""
+        with ExitStack() as stack:
+            for part in (self.store, self.executor, self.updater, self.lanes):  # last one first
+                stack.callback(part.close)
 
 
 def plan_run(loaded: LoadedConfig) -> RunPlan:
@@ -80,16 +80,21 @@ def assemble(
     config = loaded.config
     if plan.shortfalls:
         raise PlanError("\n".join(plan.shortfalls))
-    store = MasterStore(skeleton.layouts, plan.decisions.tile_format)
-    if plan.decisions.pin_store:
-        plan = _pin(config, skeleton, plan, store, console)
-    _fill(config, skeleton, store, plan.decisions.threads)
-    device = torch.device(plan.machine.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    lanes: Lanes = CudaLanes(device) if device.type == "cuda" else InlineLanes()
-    executor = build_executor(skeleton, plan, store, lanes)
-    updater = TileUpdater(plan.decisions.threads, fmt=plan.decisions.tile_format)
+    with ExitStack() as stack:  # what stands is taken down again if the next part fails
+        store = MasterStore(skeleton.layouts, plan.decisions.tile_format)
+        stack.callback(store.close)
+        if plan.decisions.pin_store:
+            plan = _pin(config, skeleton, plan, store, console)
+        _fill(config, skeleton, store, plan.decisions.threads)
+        device = torch.device(plan.machine.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        lanes: Lanes = CudaLanes(device) if device.type == "cuda" else InlineLanes()
+        stack.callback(lanes.close)
+        executor = build_executor(skeleton, plan, store, lanes)
+        stack.callback(executor.close)
+        updater = TileUpdater(plan.decisions.threads, fmt=plan.decisions.tile_format)
+        stack.pop_all()
     return Engine(plan, skeleton, store, executor, lanes, updater)
 
 
