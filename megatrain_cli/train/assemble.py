@@ -16,8 +16,11 @@ from megatrain_cli.model.initial import RandomLayers
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head, LayerTemplate, Prologue
 from megatrain_cli.optim.worker import TileUpdater
+from megatrain_cli.pipeline.buffers import Buffers
+from megatrain_cli.pipeline.compute import Compute
 from megatrain_cli.pipeline.executor import Executor
 from megatrain_cli.pipeline.lanes import CudaLanes, InlineLanes, Lanes
+from megatrain_cli.pipeline.moves import Moves
 from megatrain_cli.pipeline.ops import Op
 from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
 from megatrain_cli.pipeline.slabs import SlabPool
@@ -112,24 +115,27 @@ def build_executor(
     skeleton.move_buffers(device)
     on_gpu = device.type == "cuda"
     largest = max(layout.numel for layout in skeleton.layouts)
-    executor = Executor(
-        ops=ops,
-        shape=shape,
-        lanes=lanes,
-        store=store,
-        prologue=Prologue(skeleton),
-        layers=[LayerTemplate(skeleton, i) for i in range(len(spec.decoder_layers))],
-        head=Head(skeleton),
-        dtype=dtype,
-        device=device,
-        head_chunk=d.head_chunk,
-        max_elements=d.micro_batch_size * d.max_length * spec.hidden_size,
-        hidden_size=spec.hidden_size,
-        tied=spec.tied,
+    max_elements = d.micro_batch_size * d.max_length * spec.hidden_size
+    buffers = Buffers(ops, shape, skeleton.layouts, max_elements, dtype, device)
+    moves = Moves(
+        shape,
+        buffers,
+        store,
         gateway=Gateway(largest, dtype) if on_gpu and not d.pin_store else None,
         slabs=SlabPool(d.num_slabs, d.slab_numel, dtype, pin=on_gpu) if d.num_slabs else None,
-        poison=poison,
     )
+    layers = [LayerTemplate(skeleton, i) for i in range(len(spec.decoder_layers))]
+    compute = Compute(
+        shape,
+        buffers,
+        Prologue(skeleton),
+        layers,
+        Head(skeleton),
+        d.head_chunk,
+        spec.tied,
+        device,
+    )
+    executor = Executor(ops, lanes, buffers, compute, moves, spec.hidden_size, poison=poison)
     if on_gpu:
         # Buffers were zeroed on this stream; the lanes' streams start after it.
         torch.cuda.current_stream().synchronize()

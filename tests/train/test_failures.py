@@ -8,7 +8,8 @@ import torch
 
 import megatrain_cli.train.assemble as assemble_module
 from megatrain_cli.errors import InternalError, ModelError
-from megatrain_cli.pipeline.executor import Executor, _Running
+from megatrain_cli.pipeline.compute import StepInputs
+from megatrain_cli.pipeline.executor import Executor, HostWork
 from megatrain_cli.pipeline.lanes import InlineLanes
 from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.store.master import MasterStore
@@ -52,10 +53,10 @@ def run_with(config: Path, kind: Kind, error: Exception) -> None:
         executor = run.engine.executor
         work = executor._works[kind]
 
-        def fail(op: Op, step: _Running) -> None:
+        def fail(op: Op, step: StepInputs, host: HostWork) -> None:
             if executor._named(op) == PLACES[kind]:
                 raise error
-            work(op, step)
+            work(op, step, host)
 
         executor._works[kind] = fail
         list(run.steps())
