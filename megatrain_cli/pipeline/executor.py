@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from megatrain_cli.errors import InternalError, MegatrainError
+from megatrain_cli.errors import DeviceError, InternalError, MegatrainError
 from megatrain_cli.pipeline.buffers import Buffers
 from megatrain_cli.pipeline.compute import Compute, MicroBatch, StepInputs, make_inputs
 from megatrain_cli.pipeline.lanes import Fence, Lanes, Mark
@@ -121,6 +121,12 @@ class Executor:
             self._works[op.kind](op, step, host)
         except (MegatrainError, torch.OutOfMemoryError):  # say what to do about it already
             raise
+        except torch.AcceleratorError as error:
+            reason = str(error).splitlines()[0]
+            raise DeviceError(
+                f"The device failed in {self._named(op)} ({reason}). Look at the driver's log; the "
+                "step was not finished and nothing was written."
+            ) from error
         except Exception as error:  # of torch or the model: without a place it helps nobody
             raise InternalError(f"{self._named(op)} failed: {error}") from error
         if self._poison and op.lane is not Lane.HOST:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import megatrain_cli.train.assemble as assemble_module
-from megatrain_cli.errors import InternalError, ModelError
+from megatrain_cli.errors import DeviceError, InternalError, ModelError
 from megatrain_cli.pipeline.compute import StepInputs
 from megatrain_cli.pipeline.executor import Executor, HostWork
 from megatrain_cli.pipeline.lanes import InlineLanes
@@ -45,6 +45,12 @@ def test_running_out_of_device_memory_stays_what_it_is(tmp_path: Path) -> None:
     """`train` turns it into advice."""
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
         run_with(make_workspace(tmp_path), Kind.LOSS, torch.OutOfMemoryError("no room"))
+
+
+def test_a_failing_device_is_told_from_a_bug_and_named_too(tmp_path: Path) -> None:
+    error = torch.AcceleratorError("CUDA error: unspecified launch failure\nmore")
+    with pytest.raises(DeviceError, match=r"loss of head, micro-batch 0 \(CUDA error.*failure\)"):
+        run_with(make_workspace(tmp_path), Kind.LOSS, error)
 
 
 def run_with(config: Path, kind: Kind, error: Exception) -> None:
