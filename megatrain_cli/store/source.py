@@ -204,6 +204,9 @@ def _weight_files(folder: Path) -> list[Path]:
             )
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise CorruptError(f"{index} is not an index of safetensors files: {error}") from error
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise CorruptError(f"{index}: " + _listed("files that are not in the folder", outside))
         files = [folder / name for name in names]
         missing = [path.name for path in files if not path.exists()]
         if missing:

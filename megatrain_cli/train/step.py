@@ -14,6 +14,8 @@ from megatrain_cli.optim.clip import clip_coefficient, global_norm
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.store.master import MasterStore
 
+_ADVICE = "Lower `optimizer.learning_rate`, add warm-up, or look at the rows of this step."
+
 
 class UpdateClock:
     """Seconds the optimizer has worked; written by the host lane, read by the loop."""
@@ -69,7 +71,7 @@ class StepUpdate:
         """
         self.loss, self.grad_norm = loss, global_norm(squared_norms)
         if not math.isfinite(loss):
-            raise self._refuse(f"the loss is {loss}{self._bad_weights()}")
+            raise self._refuse(*self._blame(loss))
         for layer, squared in zip(self._spec.layers, squared_norms, strict=True):
             if not math.isfinite(squared):
                 raise self._refuse(f"the gradient of {layer.name} is not finite")
@@ -87,23 +89,24 @@ class StepUpdate:
         self._updater.update(self._store.tiles[layer], gradient, start, self._adam)
         self._clock.add(time.perf_counter() - began)
 
-    def _bad_weights(self) -> str:
-        """Where a loss that is not finite may come from; looked for only then."""
+    def _blame(self, loss: float) -> tuple[str, str]:
+        """Why a loss may not be finite, and what to do; weights are looked at only then."""
         for tile in self._store.tiles:
             if not torch.isfinite(tile.weights).all():
-                return f", and {tile.layout.layer.name} has weights that are not finite"
-        return ""
+                reason = f"the loss is {loss}, and {tile.layout.layer.name} has weights that are"
+                advice = _ADVICE if self._step > 1 else "They were read so: get the model again."
+                return f"{reason} not finite", advice
+        return f"the loss is {loss}", _ADVICE
 
-    def _refuse(self, reason: str) -> NumericsError:
+    def _refuse(self, reason: str, advice: str = _ADVICE) -> NumericsError:
         lead = f"Step {self._step} was refused: {reason}."
-        tail = "Lower `optimizer.learning_rate`, add warm-up, or look at the rows of this step."
         if self._updated:
             return NumericsError(
                 f"{lead} `update: eager` had changed {len(self._updated)} of "
                 f"{len(self._spec.layers)} layers by then, so the weights in memory belong to no "
-                f"step and are not written. {tail}"
+                f"step and are not written. {advice}"
             )
-        return NumericsError(f"{lead} No update was applied. {tail}")
+        return NumericsError(f"{lead} No update was applied. {advice}")
 
     @property
     def untouched(self) -> bool:

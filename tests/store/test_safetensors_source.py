@@ -226,3 +226,13 @@ def test_a_folder_of_pickles_is_refused_with_the_reason(tmp_path: Path) -> None:
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no model\*\.safetensors"):
         source_of(tmp_path)
+
+
+def test_an_index_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "other.safetensors").write_bytes(b"")
+    index = json.dumps({"weight_map": {"a": "../other.safetensors"}})
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CorruptError, match=r"\.\./other\.safetensors"):
+        source_of(folder)
