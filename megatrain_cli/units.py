@@ -1,4 +1,4 @@
-"""Bytes, counts and seconds as text. Numbers stay `int` and `float` everywhere else."""
+"""Bytes and counts as text. Numbers stay `int` and `float` everywhere else."""
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -20,19 +20,6 @@ def show_count(count: int) -> str:
         if abs(count) >= size:
             return f"{count / size:.4g}{name}"
     return str(count)
-
-
-def show_seconds(seconds: float) -> str:
-    """`95.2` -> `1m35s`; `0.0123` -> `12.3 ms`."""
-    if seconds < 1:
-        return f"{seconds * 1e3:.1f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}m{rest:02d}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m"
 
 
 def round_up(value: int, multiple: int) -> int:

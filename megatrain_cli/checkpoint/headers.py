@@ -88,14 +88,6 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     return ordered
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    """The texts under `__metadata__`, such as `{"format": "pt"}`; empty if there are none."""
-    values = _read_json(path)[0].get("__metadata__", {})
-    if not isinstance(values, dict):
-        raise CorruptError(f"{path}: damaged header: `__metadata__` is not a mapping")
-    return {str(key): str(value) for key, value in values.items()}
-
-
 def find_model_folder(path: Path) -> Path | None:
     """The newest folder with `config.json` and weights: `path` itself, or below its `checkpoints`.
 

@@ -48,11 +48,6 @@ class Decisions:
     head_chunk: int
     threads: int
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Positions of one optimizer step, padding included."""
-        return self.micro_batch_size * self.num_micro_batches * self.max_length
-
 
 def decide(
     config: TrainConfig,

@@ -15,7 +15,6 @@ from megatrain_cli.checkpoint.headers import (
     find_model_folder,
     read_folder,
     read_header,
-    read_metadata,
 )
 from megatrain_cli.errors import CorruptError
 
@@ -57,11 +56,6 @@ def test_the_bytes_of_each_tensor_are_where_the_header_says(
     for name, one in header.items():
         assert one.shape == tensors[name].shape
         assert raw[one.start : one.end] == tensors[name].tobytes()
-
-
-def test_metadata_is_read(tmp_path: Path) -> None:
-    assert read_metadata(write(tmp_path / "m.safetensors", a=(2,))) == {"format": "pt"}
-    assert read_metadata(write_raw(tmp_path / "n.safetensors", {})) == {}
 
 
 def test_every_truncation_is_found(tmp_path: Path) -> None:

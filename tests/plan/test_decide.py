@@ -78,7 +78,6 @@ def test_a_cpu_takes_rows_one_by_one_and_as_many_of_them() -> None:
     cpu, gpu = decided(CPU, sections), decided(GPU, sections)
     assert (cpu.micro_batch_size, cpu.num_micro_batches) == (1, 12)
     assert (gpu.micro_batch_size, gpu.num_micro_batches) == (4, 3)
-    assert cpu.tokens_per_step == gpu.tokens_per_step == 4 * 3 * 64
 
 
 @pytest.mark.parametrize(
