@@ -3,7 +3,10 @@
 Importing this module must stay cheap: each command imports what it needs when it runs.
 """
 
+import os
+import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -56,9 +59,11 @@ def _root(
 def main() -> None:
     """Run the command line of this process and leave with its exit code.
 
-    Typer itself ends usage errors with 2, an interrupt with 130 and a closed pipe with 1. An
-    exception that is none of ours is a bug and keeps its traceback.
+    Typer itself ends usage errors with 2 and a closed pipe with 1. An exception that is none of
+    ours is a bug and keeps its traceback.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
+        signal.signal(signal.SIGINT, _leave)
     try:
         app(prog_name="megatrain")
     except InternalError:
@@ -68,3 +73,14 @@ def main() -> None:
     except MegatrainError as error:
         typer.echo(str(error), err=True)
         sys.exit(error.exit_code)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End at once on an interrupt; nothing is being written (`StopRequest` sees to what is).
+
+    A KeyboardInterrupt does not get through the import of torch or transformers: it is taken for a
+    missing module, is lost, or aborts the process from C++.
+    """
+    del number, frame
+    os.write(2, b"Interrupted.\n")
+    os._exit(130)
