@@ -15,6 +15,7 @@ from megatrain_cli import __version__
 from megatrain_cli.cli import inspect, plan, resume, train
 from megatrain_cli.cli.options import TAKES_OVERRIDES
 from megatrain_cli.errors import InternalError, MegatrainError
+from megatrain_cli.report.listener import Listener
 
 _EPILOG = (
     "Exit codes: 0 done; 1 wrong config, data or model, or it does not fit; 2 wrong usage; "
@@ -71,7 +72,7 @@ def main() -> None:
         sys.excepthook(*sys.exc_info())
         sys.exit(InternalError.exit_code)
     except MegatrainError as error:
-        typer.echo(str(error), err=True)
+        Listener().write(f"{error}\n")
         sys.exit(error.exit_code)
 
 
