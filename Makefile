@@ -25,6 +25,7 @@ $(READY): pyproject.toml
 
 demo: $(READY) ## train SmolLM2-135M on real text on the CPU, then let the result write
 	$(BIN)/python scripts/get_sample_model.py
+	rm -rf runs/demo-smollm2-135m
 	$(BIN)/megatrain train configs/demo-smollm2-135m.yaml
 	$(BIN)/python scripts/generate.py runs/demo-smollm2-135m
 

@@ -15,7 +15,7 @@ from megatrain_cli.model.initial import RandomLayers
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.worker import TileUpdater
-from megatrain_cli.pipeline.executor import MicroBatch
+from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.pipeline.lanes import CudaLanes, Fence, Lanes, Mark, Work
 from megatrain_cli.pipeline.ops import Lane, Op
 from megatrain_cli.plan.plan import RunPlan

@@ -90,6 +90,9 @@ def find_idle(config: TrainConfig) -> Iterator[Finding]:
         if config.store.memory == "pinned":
             yield Finding("store.memory", "has no effect on the CPU: nothing is copied to a device")
         if config.train.deterministic:
-            yield Finding("train.deterministic", "has no effect on the CPU: it always is")
+            yield Finding(
+                "train.deterministic",
+                "has no effect on the CPU: runs with as many threads repeat bit for bit anyway",
+            )
     if config.data.train_on_prompt and config.data.format == "text":
         yield Finding("data.train_on_prompt", "has no effect on texts: they have no prompt")

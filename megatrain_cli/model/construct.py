@@ -15,6 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from megatrain_cli.errors import ModelError
 
+# How a model's own code refuses a value that its config class let pass: an unknown activation or
+# rope type, heads that do not divide.
+_REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
 
 class EmptyOnMeta(TorchFunctionMode):
     """Sends `torch.empty` without a device to meta: how modules allocate what init then fills.
@@ -42,18 +46,25 @@ def construct(config: PreTrainedConfig, dtype: torch.dtype, attention: str) -> P
     Neither the global random state nor `config` is changed.
 
     Raises:
-        ModelError: A parameter would not be in `dtype`, or a buffer has no value.
+        ModelError: The config has a value that the model's code refuses, a parameter would not be
+            in `dtype`, or a buffer has no value.
     """
-    with EmptyOnMeta():
-        model = cast(
-            PreTrainedModel,
-            AutoModelForCausalLM.from_config(
-                copy.deepcopy(config),
-                dtype=dtype,
-                attn_implementation=attention,
-                trust_remote_code=False,
-            ),
-        )
+    try:
+        with EmptyOnMeta():
+            model = cast(
+                PreTrainedModel,
+                AutoModelForCausalLM.from_config(
+                    copy.deepcopy(config),
+                    dtype=dtype,
+                    attn_implementation=attention,
+                    trust_remote_code=False,
+                ),
+            )
+    except _REFUSALS as error:
+        raise ModelError(
+            f"transformers cannot make a {config.model_type} model of this config: "
+            f"{type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
     _move_parameters_to_meta(model)
     for name, param in model.named_parameters():
         if param.dtype != dtype:

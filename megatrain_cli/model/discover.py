@@ -30,6 +30,10 @@ PROVED = frozenset(
     }
 )
 
+# What older transformers stored as buffers and now computes: Llama-2's rotary tables and GPT-2's
+# mask values. No parameter ever had such a name.
+_OLD_BUFFERS = (r"\brotary_emb\.inv_freq$", r"\battn\.masked_bias$")
+
 
 def discover(folder: Path, *, dtype: torch.dtype, attention: str) -> Skeleton:
     """Make the skeleton of the model in a Hugging Face folder.
@@ -69,6 +73,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
         raise ModelError(f"{path}: has no `model_type`: not the config of a Hugging Face model.")
     named = raw.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise ModelError(f"{path}: `architectures` is {named!r}, not a list of names.")
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(raw["model_type"])
     if raw.get("is_encoder_decoder"):
         raise ModelError(f"{path}: {_first(named)} is an encoder-decoder, not a causal LM.")
@@ -103,8 +109,12 @@ def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: st
     """
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         raise ModelError(f"{_architecture(config)} has an encoder or cross-attention.")
-    if not isinstance(getattr(config, "num_hidden_layers", None), int):
-        raise ModelError(f"{_architecture(config)}: the config has no `num_hidden_layers`.")
+    num_layers = getattr(config, "num_hidden_layers", None)
+    if not isinstance(num_layers, int) or num_layers < 1:
+        raise ModelError(
+            f"{_architecture(config)}: `num_hidden_layers` is {num_layers}, not 1 or more."
+        )
+    _refuse_moving_rope(config)
     model = construct(config, dtype, attention)
     # Before the layers are replaced: their parameters are in no state dict afterwards.
     names = dict(model.named_parameters(remove_duplicate=False))
@@ -134,9 +144,24 @@ def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: st
         hf_config=config,
         aliases=owners.aliases,
         base_prefix=model.base_model_prefix,
-        ignored_keys=tuple(sorted(model._keys_to_ignore_on_load_unexpected or ())),
+        ignored_keys=(*sorted(model._keys_to_ignore_on_load_unexpected or ()), *_OLD_BUFFERS),
         dtype=dtype,
     )
+
+
+def _refuse_moving_rope(config: PreTrainedConfig) -> None:
+    """Refuse rotary tables that a forward makes anew from the positions it is given.
+
+    Their values depend on the batches before, and reading the longest position makes the host wait
+    for the device.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    for kind in {part.get("rope_type") for part in (rope, *nested)} & {"dynamic", "longrope"}:
+        raise ModelError(
+            f"{_architecture(config)} has the rope type `{kind}`, whose tables change with the "
+            "length of the rows: such a model cannot be trained yet."
+        )
 
 
 def _layer_specs(

@@ -8,10 +8,11 @@ guess.
 import contextlib
 import math
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from megatrain_cli.errors import InternalError
 from megatrain_cli.optim import kernels
@@ -91,13 +92,85 @@ def _splitmix(state: int) -> int:
     return state ^ (state >> 31)
 
 
+class TileArrays:
+    """A tile's memory as the arrays that the kernels take.
+
+    Made once a tile and kept: slicing tensors costs tens of microseconds under the GIL, for each of
+    the thousands of ranges that a step hands to its threads; slicing arrays costs a tenth of that.
+    The arrays keep the tile's memory alive.
+    """
+
+    def __init__(self, tile: LayerTile) -> None:
+        self.tile = tile
+        self._exp_avg = as_array(tile.exp_avg)
+        self._exp_avg_sq = as_array(tile.exp_avg_sq)
+        self._weights = as_array(tile.weights)
+        self._rest = None if tile.remainder is None else tile.remainder.numpy()
+        self._master = None if tile.master is None else as_array(tile.master)
+
+    def update(
+        self,
+        gradient: NDArray[Any],
+        start: int,
+        scalars: kernels.Scalars,
+        rounding_key: int,
+    ) -> None:
+        """Update elements `[start, start + n)` on the calling thread.
+
+        Any two ranges that do not overlap may be updated at the same time, by any threads: each
+        element's new bits depend on that element alone.
+
+        Args:
+            gradient: `(n,)`, as `as_array` makes it of the compute dtype; only read.
+            start: The first element.
+            scalars: `AdamStep.scalars`.
+            rounding_key: `AdamStep.rounding_key` of the tile; used by `bf16_stochastic` alone.
+        """
+        at = slice(start, start + gradient.size)
+        weights, m, v = self._weights[at], self._exp_avg[at], self._exp_avg_sq[at]
+        if self.tile.format.compute_dtype == "float32":
+            kernels.adamw_fp32(weights, gradient, m, v, scalars)
+            return
+        match self.tile.format.master:
+            case "fp32_split":
+                assert self._rest is not None
+                kernels.adamw_split(weights, self._rest[at], gradient, m, v, scalars)
+            case "bf16":
+                kernels.adamw_bf16(weights, gradient, m, v, scalars)
+            case "bf16_stochastic":
+                key = np.uint64(rounding_key)
+                kernels.adamw_stochastic(weights, gradient, m, v, scalars, key, np.uint64(start))
+            case "fp32":
+                assert self._master is not None
+                kernels.adamw_fp32_bf16(weights, self._master[at], gradient, m, v, scalars)
+            case _:
+                assert_never(self.tile.format.master)
+
+
+def as_array(tensor: torch.Tensor) -> NDArray[Any]:
+    """The tensor's memory as NumPy sees it. NumPy has no BF16: bit patterns, `uint16`."""
+    tensor = tensor.detach()
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def check_gradient(tile: LayerTile, gradient: torch.Tensor, start: int) -> None:
+    """Refuse a gradient of another dtype or outside the tile: kernels do not look.
+
+    Raises:
+        InternalError: Always a fault of this program.
+    """
+    end = start + gradient.numel()
+    if not 0 <= start <= end <= tile.layout.numel or gradient.dtype != tile.weights.dtype:
+        raise InternalError(
+            f"{gradient.numel()} gradients of {gradient.dtype} from element {start} of a tile of "
+            f"{tile.layout.numel} weights of {tile.weights.dtype}."
+        )
+
+
 def update_range(
     tile: LayerTile, gradient: torch.Tensor, start: int, step: AdamStep, *, decay: bool
 ) -> None:
-    """Update elements `[start, start + n)` of a tile, on the calling thread.
-
-    Any two ranges that do not overlap may be updated at the same time, by any threads: each
-    element's new bits depend on that element alone.
+    """Update elements `[start, start + n)` of a tile once, on the calling thread.
 
     Args:
         tile: Its weights, and whatever else it has of master and moments, change in place.
@@ -106,44 +179,9 @@ def update_range(
         step: The optimizer step.
         decay: Whether weight decay applies here.
     """
-    at = slice(start, start + gradient.numel())
-    weights, m, v = tile.weights[at], _floats(tile.exp_avg[at]), _floats(tile.exp_avg_sq[at])
-    if weights.numel() != gradient.numel() or weights.dtype != gradient.dtype:
-        raise InternalError(
-            f"{gradient.numel()} gradients of {gradient.dtype} for {weights.numel()} weights of "
-            f"{weights.dtype}."
-        )
-    scalars = step.scalars(decay)
-    if weights.dtype == torch.float32:
-        kernels.adamw_fp32(_floats(weights), _floats(gradient), m, v, scalars)
-        return
-    bits, gradient_bits = _bits(weights), _bits(gradient)
-    match tile.format.master:
-        case "fp32_split":
-            assert tile.remainder is not None
-            remainder: kernels.I16 = tile.remainder[at].numpy()
-            kernels.adamw_split(bits, remainder, gradient_bits, m, v, scalars)
-        case "bf16":
-            kernels.adamw_bf16(bits, gradient_bits, m, v, scalars)
-        case "bf16_stochastic":
-            key = np.uint64(step.rounding_key(tile.index))
-            kernels.adamw_stochastic(bits, gradient_bits, m, v, scalars, key, np.uint64(start))
-        case "fp32":
-            assert tile.master is not None
-            kernels.adamw_fp32_bf16(bits, _floats(tile.master[at]), gradient_bits, m, v, scalars)
-        case _:
-            assert_never(tile.format.master)
-
-
-def _bits(bf16: torch.Tensor) -> kernels.U16:
-    # NumPy has no BF16; the kernels take the bit patterns of the same memory.
-    array: kernels.U16 = bf16.detach().view(torch.uint16).numpy()
-    return array
-
-
-def _floats(fp32: torch.Tensor) -> kernels.F32:
-    array: kernels.F32 = fp32.detach().numpy()
-    return array
+    check_gradient(tile, gradient, start)
+    key = step.rounding_key(tile.index)
+    TileArrays(tile).update(as_array(gradient), start, step.scalars(decay), key)
 
 
 def compile_kernel(tile: LayerTile) -> None:

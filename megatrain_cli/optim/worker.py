@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
+from numpy.typing import NDArray
 
 from megatrain_cli.errors import InternalError
 from megatrain_cli.model.layout import LayerLayout, make_layout
@@ -18,9 +19,12 @@ from megatrain_cli.model.spec import LayerSpec, ParamSpec
 from megatrain_cli.optim.adamw import (
     ALL_FORMATS,
     AdamStep,
+    TileArrays,
+    as_array,
+    check_gradient,
     compile_kernel,
-    update_range,
 )
+from megatrain_cli.optim.kernels import Scalars
 from megatrain_cli.plan.tiles import TileFormat
 from megatrain_cli.store.master import LayerTile, MasterStore
 
@@ -71,6 +75,7 @@ class TileUpdater:
         self._decay = decay
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="adam")
         self._closed = False
+        self._arrays: dict[int, TileArrays] = {}
         for one in ALL_FORMATS if fmt is None else (fmt,):
             _compile_for(one)
 
@@ -92,12 +97,18 @@ class TileUpdater:
         """
         if self._closed:
             raise InternalError("The tile updater is closed.")
+        check_gradient(tile, gradient, start)
         end = start + gradient.numel()
-        if not 0 <= start <= end <= tile.layout.numel:
-            raise InternalError(f"Elements [{start}, {end}) of a tile of {tile.layout.numel}.")
+        piece = _Piece(
+            self._arrays_of(tile),
+            as_array(gradient),
+            start,
+            (step.scalars(decay=False), step.scalars(decay=True)),
+            step.rounding_key(tile.index),
+            self._decay,
+        )
         tasks = [
-            _Task(tile, gradient, start, step, self._decay, segments)
-            for segments in split_work(tile.layout, start, end, self.threads)
+            _Task(piece, segments) for segments in split_work(tile.layout, start, end, self.threads)
         ]
         futures = [self._pool.submit(task.run) for task in tasks]
         wait(futures)
@@ -108,9 +119,16 @@ class TileUpdater:
                     f"Updating {task.current} of {tile.layout.layer.name} failed: {error}"
                 ) from error
 
+    def _arrays_of(self, tile: LayerTile) -> TileArrays:
+        arrays = self._arrays.get(tile.index)
+        if arrays is None or arrays.tile is not tile:
+            arrays = self._arrays[tile.index] = TileArrays(tile)
+        return arrays
+
     def close(self) -> None:
-        """End the threads; calling it again does nothing."""
+        """End the threads and let go of the tiles; calling it again does nothing."""
         self._closed = True
+        self._arrays.clear()
         self._pool.shutdown()
 
     def __enter__(self) -> Self:
@@ -155,35 +173,34 @@ def _segments(layout: LayerLayout, start: int, end: int) -> Iterator[Segment]:
             yield Segment(entry.param, first, last)
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """What all tasks of one update share."""
+
+    arrays: TileArrays
+    gradient: NDArray[Any]
+    start: int  # the tile's element that gradient[0] belongs to
+    scalars: tuple[Scalars, Scalars]  # without decay, with decay
+    rounding_key: int
+    decay: Callable[[ParamSpec], bool]
+
+
 class _Task:
     """A share of one update; remembers which parameter it is at, for the message if it fails."""
 
-    def __init__(
-        self,
-        tile: LayerTile,
-        gradient: torch.Tensor,
-        gradient_start: int,
-        step: AdamStep,
-        decay: Callable[[ParamSpec], bool],
-        segments: list[Segment],
-    ) -> None:
+    def __init__(self, piece: _Piece, segments: list[Segment]) -> None:
         self.current = ""
-        self._tile = tile
-        self._gradient = gradient
-        self._gradient_start = gradient_start
-        self._step = step
-        self._decay = decay
+        self._piece = piece
         self._segments = segments
 
     def run(self) -> None:
         """Do the work on the calling thread."""
+        piece = self._piece
         for segment in self._segments:
             self.current = segment.param.name
-            piece = self._gradient[
-                segment.start - self._gradient_start : segment.end - self._gradient_start
-            ]
-            decay = self._decay(segment.param)
-            update_range(self._tile, piece, segment.start, self._step, decay=decay)
+            gradient = piece.gradient[segment.start - piece.start : segment.end - piece.start]
+            scalars = piece.scalars[piece.decay(segment.param)]
+            piece.arrays.update(gradient, segment.start, scalars, piece.rounding_key)
 
 
 def _compile_for(fmt: TileFormat) -> None:

@@ -1,5 +1,6 @@
 """A config becomes live objects, in order; the only place that constructs them."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,11 @@ from megatrain_cli.model.initial import RandomLayers
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head, LayerTemplate, Prologue
 from megatrain_cli.optim.worker import TileUpdater
+from megatrain_cli.pipeline.buffers import Buffers
+from megatrain_cli.pipeline.compute import Compute
 from megatrain_cli.pipeline.executor import Executor
 from megatrain_cli.pipeline.lanes import CudaLanes, InlineLanes, Lanes
+from megatrain_cli.pipeline.moves import Moves
 from megatrain_cli.pipeline.ops import Op
 from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
 from megatrain_cli.pipeline.slabs import SlabPool
@@ -45,11 +49,10 @@ class Engine:
     updater: TileUpdater
 
     def close(self) -> None:
-        """End threads, release memory."""
-        self.lanes.close()
-        self.updater.close()
-        self.executor.close()
-        self.store.close()
+        """End threads, then release memory; every part, even if another's end fails."""
+        with ExitStack() as stack:
+            for part in (self.store, self.executor, self.updater, self.lanes):  # last one first
+                stack.callback(part.close)
 
 
 def plan_run(loaded: LoadedConfig) -> RunPlan:
@@ -80,16 +83,21 @@ def assemble(
     config = loaded.config
     if plan.shortfalls:
         raise PlanError("\n".join(plan.shortfalls))
-    store = MasterStore(skeleton.layouts, plan.decisions.tile_format)
-    if plan.decisions.pin_store:
-        plan = _pin(config, skeleton, plan, store, console)
-    _fill(config, skeleton, store, plan.decisions.threads)
-    device = torch.device(plan.machine.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    lanes: Lanes = CudaLanes(device) if device.type == "cuda" else InlineLanes()
-    executor = build_executor(skeleton, plan, store, lanes)
-    updater = TileUpdater(plan.decisions.threads, fmt=plan.decisions.tile_format)
+    with ExitStack() as stack:  # what stands is taken down again if the next part fails
+        store = MasterStore(skeleton.layouts, plan.decisions.tile_format)
+        stack.callback(store.close)
+        if plan.decisions.pin_store:
+            plan = _pin(config, skeleton, plan, store, console)
+        _fill(config, skeleton, store, plan.decisions.threads)
+        device = torch.device(plan.machine.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        lanes: Lanes = CudaLanes(device) if device.type == "cuda" else InlineLanes()
+        stack.callback(lanes.close)
+        executor = build_executor(skeleton, plan, store, lanes)
+        stack.callback(executor.close)
+        updater = TileUpdater(plan.decisions.threads, fmt=plan.decisions.tile_format)
+        stack.pop_all()
     return Engine(plan, skeleton, store, executor, lanes, updater)
 
 
@@ -107,24 +115,27 @@ def build_executor(
     skeleton.move_buffers(device)
     on_gpu = device.type == "cuda"
     largest = max(layout.numel for layout in skeleton.layouts)
-    executor = Executor(
-        ops=ops,
-        shape=shape,
-        lanes=lanes,
-        store=store,
-        prologue=Prologue(skeleton),
-        layers=[LayerTemplate(skeleton, i) for i in range(len(spec.decoder_layers))],
-        head=Head(skeleton),
-        dtype=dtype,
-        device=device,
-        head_chunk=d.head_chunk,
-        max_elements=d.micro_batch_size * d.max_length * spec.hidden_size,
-        hidden_size=spec.hidden_size,
-        tied=spec.tied,
+    max_elements = d.micro_batch_size * d.max_length * spec.hidden_size
+    buffers = Buffers(ops, shape, skeleton.layouts, max_elements, dtype, device)
+    moves = Moves(
+        shape,
+        buffers,
+        store,
         gateway=Gateway(largest, dtype) if on_gpu and not d.pin_store else None,
         slabs=SlabPool(d.num_slabs, d.slab_numel, dtype, pin=on_gpu) if d.num_slabs else None,
-        poison=poison,
     )
+    layers = [LayerTemplate(skeleton, i) for i in range(len(spec.decoder_layers))]
+    compute = Compute(
+        shape,
+        buffers,
+        Prologue(skeleton),
+        layers,
+        Head(skeleton),
+        d.head_chunk,
+        spec.tied,
+        device,
+    )
+    executor = Executor(ops, lanes, buffers, compute, moves, spec.hidden_size, poison=poison)
     if on_gpu:
         # Buffers were zeroed on this stream; the lanes' streams start after it.
         torch.cuda.current_stream().synchronize()

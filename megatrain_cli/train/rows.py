@@ -15,7 +15,7 @@ from megatrain_cli.data.examples import (
 )
 from megatrain_cli.data.sampler import RowStream
 from megatrain_cli.data.source import SourceFile
-from megatrain_cli.pipeline.executor import MicroBatch
+from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.units import round_up
 

@@ -221,6 +221,37 @@ def test_a_damaged_config_is_one_clear_line(text: str, reason: str, tmp_path: Pa
     assert str(tmp_path / "config.json") in message
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("num_hidden_layers", 0, "`num_hidden_layers` is 0"),
+        ("hidden_act", "unheard_of", "cannot make a llama model of this config: KeyError: 'unhear"),
+        ("rope_parameters", {"rope_type": "unheard_of"}, "cannot make a llama model"),
+        ("intermediate_size", -1, "cannot make a llama model"),
+        ("architectures", "LlamaForCausalLM", "'LlamaForCausalLM', not a list of names"),
+        ("architectures", [3], r"[3], not a list of names"),
+    ],
+)
+def test_a_value_that_no_model_can_be_made_of_is_one_clear_line(
+    field: str, value: object, reason: str, tmp_path: Path
+) -> None:
+    config = tiny_config("llama", tied=False).to_dict() | {field: value}
+    assert reason in refuse(tmp_path, config)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_tables_that_change_with_the_batch_are_refused_by_name(
+    kind: str, tmp_path: Path
+) -> None:
+    rope: dict[str, object] = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    if kind == "longrope":
+        factors = [1.0] * 4
+        rope |= {"short_factor": factors, "long_factor": factors}
+        rope |= {"original_max_position_embeddings": 32}
+    config = tiny_config("llama", tied=False, rope_parameters=rope).to_dict()
+    assert f"rope type `{kind}`, whose tables change" in refuse(tmp_path, config)
+
+
 def test_a_folder_without_a_config_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json: cannot be read: No such file"):
         discover(tmp_path, dtype=torch.float32, attention="sdpa")

@@ -4,7 +4,6 @@ And a part that fails is raised in the caller, by name; nothing hangs.
 """
 
 import threading
-import time
 from itertools import pairwise
 
 import pytest
@@ -146,7 +145,7 @@ def test_when_a_failure_is_raised_no_thread_touches_the_tile_any_more() -> None:
         if param.name == "norm.weight":
             raise ZeroDivisionError
         started.append(param.name)
-        time.sleep(0.02)
+        sum(range(10**6))  # still busy when the other task fails
         finished.append(param.name)
         return True
 
@@ -156,7 +155,7 @@ def test_when_a_failure_is_raised_no_thread_touches_the_tile_any_more() -> None:
             updater.update(tile, make_gradient(tile), 0, STEP)
         assert sorted(started) == sorted(finished)
         after = [tensor.clone() for tensor in state_of(tile)]
-        time.sleep(0.1)
+        updater.close()  # waits for the threads: whatever they still had to do is done then
         for then, now in zip(after, state_of(tile), strict=True):
             assert torch.equal(then, now)
 
@@ -166,7 +165,7 @@ def test_a_piece_that_does_not_fit_is_a_bug() -> None:
     with TileUpdater(1, fmt=SPLIT) as updater:
         with pytest.raises(InternalError, match="of a tile of"):
             updater.update(tile, make_gradient(tile), 64, STEP)
-        with pytest.raises(InternalError, match=r"norm\.weight of layer-00003 failed: .*float32"):
+        with pytest.raises(InternalError, match=r"gradients of torch\.float32"):
             updater.update(tile, make_gradient(tile).float(), 0, STEP)
 
 

@@ -174,19 +174,19 @@ def test_the_engine_allocates_what_the_bill_says(
     with start(make_workspace(tmp_path, tied=tied), asked) as run:
         plan, executor = run.engine.plan, run.engine.executor
         # Nothing but this test asks the executor what it holds.
-        slots, sums = executor._slots, executor._collector
-        assert bytes_of(plan, "staging buffers") == nbytes(slot.flat for slot in slots)
-        assert bytes_of(plan, "gradient buffers") == nbytes(executor._gradients)
+        buffers, sums = executor._buffers, executor._compute._collector
+        assert bytes_of(plan, "staging buffers") == nbytes(slot.flat for slot in buffers.slots)
+        assert bytes_of(plan, "gradient buffers") == nbytes(buffers._gradients)
         all_sums = [*sums.head_sums, *sums.tied_sums, sums._sum]
         assert bytes_of(plan, "gradient sums") == nbytes(all_sums)
-        hidden = executor._hidden._flat
+        hidden = buffers.hidden._flat
         inputs = [t for b, t in hidden.items() if b.kind in {"input", "ring"}]
         assert bytes_of(plan, "layer inputs") == nbytes(inputs)
         above = [t for b, t in hidden.items() if b.kind == "output_gradient"]
         assert bytes_of(plan, "output gradients") == nbytes(above)
-        arena = executor._hidden._arena
+        arena = buffers.hidden._arena
         assert bytes_of(plan, "offloaded inputs") == (arena.num_bytes if arena else 0)
-        slabs = executor._slabs
+        slabs = executor._moves._slabs
         assert slabs is not None
         assert bytes_of(plan, "gradient slabs") == slabs._arena.num_bytes
         assert bytes_of(plan, *STORE) == run.engine.store.num_bytes

@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from megatrain_cli.config.load import load_config
 from megatrain_cli.errors import DeviceError, ModelError
@@ -13,7 +15,8 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import assemble, check_examples, prepare, schedule_of
 from megatrain_cli.train.rows import load_rows
-from tests.train.workspace import make_workspace
+from tests.families import make_tiny
+from tests.train.workspace import make_workspace, start
 
 
 def test_rows_longer_than_the_models_positions_are_refused(tmp_path: Path) -> None:
@@ -65,3 +68,22 @@ def test_a_refused_page_lock_means_ordinary_memory_unless_pinned_was_asked_for(
     assert "the driver refused" in said.getvalue()
     assert "Going on with ordinary memory" in said.getvalue()
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "old"),
+    [
+        ("llama", "model.layers.{}.self_attn.rotary_emb.inv_freq"),
+        ("gpt2", "h.{}.attn.bias"),
+        ("gpt2", "transformer.h.{}.attn.masked_bias"),
+    ],
+)
+def test_buffers_that_older_transformers_stored_are_no_parameters(
+    kind: str, old: str, tmp_path: Path
+) -> None:
+    config = make_workspace(tmp_path, kind)
+    file = tmp_path / "model" / "model.safetensors"
+    save_file(load_file(file) | {old.format(i): torch.ones(2) for i in range(3)}, file)
+    with start(config) as run:
+        found = run.by_name(lambda tile: tile.weights)
+    assert found.keys() == dict(make_tiny(kind, tied=False, layers=3).named_parameters()).keys()

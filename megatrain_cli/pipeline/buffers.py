@@ -1,0 +1,67 @@
+"""What the ops of a step share: allocated once, at plan sizes, and owned until the run ends."""
+
+from collections.abc import Sequence
+
+import torch
+
+from megatrain_cli.model.layout import LayerLayout
+from megatrain_cli.pipeline.activations import HiddenBuffers
+from megatrain_cli.pipeline.ops import Op
+from megatrain_cli.pipeline.schedule import GRADIENT_BUFFERS, PipelineShape
+from megatrain_cli.pipeline.staging import StagingBuffer
+
+
+class Buffers:
+    """Device memory of the pipeline, looked up by op.
+
+    Attributes:
+        layouts: Of all layers, in order.
+        slots: Staging buffers, each as large as the largest layer (a tied head brings the
+            embedding's run along, behind its own).
+        hidden: Layer inputs and output gradients.
+        totals: FP64 on the device: each layer's squared gradient norm, then the loss.
+        host_totals: The same on the host, as far as it has arrived.
+    """
+
+    def __init__(
+        self,
+        ops: tuple[Op, ...],
+        shape: PipelineShape,
+        layouts: Sequence[LayerLayout],
+        max_elements: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.layouts = layouts
+        self._shape = shape
+        numel = max(self.slot_numel(layer) for layer in range(shape.num_layers))
+        self.slots = [StagingBuffer(numel, dtype, device) for _ in range(shape.num_slots)]
+        largest = max(layout.numel for layout in layouts)
+        self._gradients = [
+            torch.zeros(largest, dtype=dtype, device=device) for _ in range(GRADIENT_BUFFERS)
+        ]
+        self.hidden = HiddenBuffers(ops, max_elements, dtype, device)
+        self.totals = torch.zeros(shape.num_layers + 1, dtype=torch.float64, device=device)
+        self.host_totals = torch.zeros(shape.num_layers + 1, dtype=torch.float64)
+        if device.type == "cuda":
+            self.host_totals = self.host_totals.pin_memory()
+
+    def borrows(self, layer: int) -> bool:
+        """Whether a layer computes with the embedding's weights too."""
+        return layer == self._shape.head and self._shape.tied
+
+    def slot_numel(self, layer: int) -> int:
+        """Elements that a layer needs in a slot."""
+        return self.layouts[layer].numel + (self.layouts[0].numel if self.borrows(layer) else 0)
+
+    def slot(self, op: Op) -> StagingBuffer:
+        """The slot that an op reads or fills."""
+        return self.slots[op.buffer("slot").number]
+
+    def gradient(self, op: Op) -> torch.Tensor:
+        """The run `(numel,)` of the op's layer in the device gradient buffer that it touches."""
+        return self._gradients[op.buffer("device_gradient").number][: self.layouts[op.layer].numel]
+
+    def close(self) -> None:
+        """Release host memory."""
+        self.hidden.close()

@@ -1,0 +1,200 @@
+"""What the compute lane does: one layer and one micro-batch at a time, on the current stream."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from megatrain_cli.errors import InternalError
+from megatrain_cli.model.handles import saved_weights
+from megatrain_cli.model.loss import chunked_loss, supervised_positions
+from megatrain_cli.model.recorder import LayerArgs
+from megatrain_cli.model.template import Head, LayerTemplate, Prologue
+from megatrain_cli.pipeline.buffers import Buffers
+from megatrain_cli.pipeline.gradients import GradientCollector
+from megatrain_cli.pipeline.ops import Op
+from megatrain_cli.pipeline.schedule import PipelineShape
+
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows on the host: `input_ids` and `labels` are `(B, T)` int64; -100 is no target."""
+
+    input_ids: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What one step computes with.
+
+    Attributes:
+        batch: Its micro-batches.
+        picked: Of each, the supervised positions and their targets.
+        seed: Random seed of (layer, micro-batch), for dropout; None without dropout.
+        args: Of each micro-batch on its way, what its layers are given beside the hidden state.
+    """
+
+    batch: Sequence[MicroBatch]
+    picked: Sequence[tuple[Positions, Positions]]
+    seed: Callable[[int, int], int] | None
+    args: dict[int, tuple[LayerArgs, ...]] = field(default_factory=dict)
+
+    @property
+    def num_targets(self) -> int:
+        """Supervised tokens of the whole step."""
+        return sum(len(targets) for _, targets in self.picked)
+
+    @property
+    def scale(self) -> float:
+        """What one token's loss weighs, whatever micro-batch it is in."""
+        return 1.0 / max(self.num_targets, 1)
+
+
+def make_inputs(
+    batch: Sequence[MicroBatch], seed: Callable[[int, int], int] | None = None
+) -> StepInputs:
+    """Find the supervised positions of each micro-batch."""
+    return StepInputs(batch, [supervised_positions(mb.labels) for mb in batch], seed)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    source: torch.Tensor | None
+    leaves: list[torch.Tensor]
+    result: torch.Tensor
+
+
+class Compute:
+    """Forward, loss, recompute and backward of every layer."""
+
+    def __init__(
+        self,
+        shape: PipelineShape,
+        buffers: Buffers,
+        prologue: Prologue,
+        layers: Sequence[LayerTemplate],
+        head: Head,
+        head_chunk: int,
+        tied: Sequence[str],
+        device: torch.device,
+    ) -> None:
+        self._shape, self._buffers, self._device = shape, buffers, device
+        self._prologue, self._layers, self._head = prologue, layers, head
+        self._head_chunk = head_chunk
+        self._tied_at = buffers.layouts[-1].numel  # the embedding's place in the head's slot
+        names = [entry.param.name for entry in buffers.layouts[0].entries]
+        places = [names.index(name) for name in tied]
+        self._collector = GradientCollector(
+            buffers.layouts, places, shape.num_micro_batches, device
+        )
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+
+    def forward(self, op: Op, step: StepInputs) -> None:
+        """One layer; its graph is kept only if the plan keeps its activations."""
+        kept = op.layer in self._shape.kept
+        with torch.set_grad_enabled(kept):
+            graph = self._apply(op, step, keep=kept)
+        if kept:
+            self._graphs[op.layer, _mb(op)] = graph
+        self._buffers.hidden[op.writes[0]].copy_(graph.result.detach())
+
+    def recompute(self, op: Op, step: StepInputs) -> None:
+        """Forward again, this time with a graph."""
+        self._graphs[op.layer, _mb(op)] = self._apply(op, step, keep=False)
+
+    def loss(self, op: Op, step: StepInputs) -> None:
+        """The head: logits, loss and their backward over supervised positions."""
+        mb, hidden = _mb(op), self._buffers.hidden
+        flat = self._buffers.slot(op).require(op.layer)
+        total = self._buffers.totals[self._shape.num_layers]
+        if mb == 0:
+            self._collector.start_head()
+            total.zero_()
+        self._seed(op.layer, mb, step)
+        positions, targets = map(self._upload, step.picked[mb])
+        source = hidden[self._shape.input_of(op.layer, mb)].flatten(0, 1)
+        loss, gradient = chunked_loss(
+            self._head,
+            self._head.leaves(flat),
+            self._head.tied_leaves(flat[self._tied_at :]),
+            source.index_select(0, positions),
+            targets,
+            scale=step.scale,
+            chunk=self._head_chunk,
+            sums=[*self._collector.head_sums, *self._collector.tied_sums],
+        )
+        total += loss.double() * step.scale
+        out = hidden[op.buffer("output_gradient")].flatten(0, 1)
+        out.zero_()
+        out.index_copy_(0, positions, gradient)
+        if op.last:
+            self._finish_gradient(op, [])
+
+    def backward(self, op: Op, step: StepInputs) -> None:
+        """Through one layer's graph; the output gradient becomes that of the layer below."""
+        mb = _mb(op)
+        if op.layer == 0:
+            del step.args[mb]  # host work may hold the step far into the next one
+        graph = self._graphs.pop((op.layer, mb))
+        above = self._buffers.hidden[op.buffer("output_gradient")]
+        inputs = [*([] if graph.source is None else [graph.source]), *graph.leaves]
+        gradients: Sequence[torch.Tensor | None]
+        gradients = torch.autograd.grad([graph.result], inputs, [above], allow_unused=True)
+        if graph.source is not None:
+            below, *gradients = gradients
+            assert below is not None
+            above.copy_(below)
+        self._collector.add(op.layer, gradients, first=mb == 0)
+        if op.last:
+            self._finish_gradient(op, gradients)
+
+    def _apply(self, op: Op, step: StepInputs, *, keep: bool) -> _Graph:
+        mb = _mb(op)
+        flat = self._buffers.slot(op).require(op.layer)
+        self._seed(op.layer, mb, step)
+        if op.layer == 0:
+            leaves = self._prologue.leaves(flat)
+            input_ids = self._upload(step.batch[mb].input_ids)
+            result, step.args[mb] = self._prologue(leaves, input_ids)
+            return _Graph(None, leaves, result)
+        template = self._layers[op.layer - 1]
+        leaves = template.leaves(flat)
+        hidden = self._buffers.hidden[self._shape.input_of(op.layer, mb)]
+        source = hidden.detach().requires_grad_()
+        args = step.args[mb][op.layer - 1]
+        if not keep:
+            return _Graph(source, leaves, template(leaves, source, args))
+        numel = self._buffers.layouts[op.layer].numel
+        with saved_weights(flat[:numel], lambda: self._run_of(op.layer)[:numel]):
+            return _Graph(source, leaves, template(leaves, source, args))
+
+    def _run_of(self, layer: int) -> torch.Tensor:
+        """The weights of a kept layer at its backward, wherever they were streamed to."""
+        for slot in self._buffers.slots:
+            if slot.layer == layer:
+                return slot.flat
+        raise InternalError(f"backward of layer {layer} ran without its weights on the device")
+
+    def _finish_gradient(self, op: Op, gradients: Sequence[torch.Tensor | None]) -> None:
+        out = self._buffers.gradient(op)
+        self._buffers.totals[op.layer] = self._collector.finish(op.layer, gradients, out)
+
+    def _seed(self, layer: int, mb: int, step: StepInputs) -> None:
+        if step.seed is not None:
+            torch.manual_seed(step.seed(layer, mb))
+
+    def _upload(self, array: Positions) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def _mb(op: Op) -> int:
+    assert op.micro_batch is not None
+    return op.micro_batch

@@ -1,0 +1,94 @@
+"""What crosses the link, and what the host does to let it cross."""
+
+import torch
+
+from megatrain_cli.pipeline.buffers import Buffers
+from megatrain_cli.pipeline.ops import Op
+from megatrain_cli.pipeline.schedule import PipelineShape
+from megatrain_cli.pipeline.slabs import SlabPool, piece_range
+from megatrain_cli.pipeline.staging import Gateway
+from megatrain_cli.store.master import MasterStore
+
+
+class Moves:
+    """Weights in, gradients out.
+
+    Args:
+        gateway: None if tiles can be copied from in place.
+        slabs: None if gradients land in their tiles.
+    """
+
+    def __init__(
+        self,
+        shape: PipelineShape,
+        buffers: Buffers,
+        store: MasterStore,
+        gateway: Gateway | None,
+        slabs: SlabPool | None,
+    ) -> None:
+        self._shape, self._buffers, self._store = shape, buffers, store
+        self._gateway, self._slabs = gateway, slabs
+
+    def stream_in(self, op: Op) -> None:
+        """Start copying a layer's weights into a slot; a tied head brings the embedding's."""
+        slot = self._buffers.slot(op)
+        slot.layer = op.layer
+        layers = [op.layer, 0] if self._buffers.borrows(op.layer) else [op.layer]
+        start = 0
+        for layer in layers:
+            source = self._store.tiles[layer].weights
+            target = slot.flat[start : start + source.numel()]
+            if self._gateway is None:
+                target.copy_(source, non_blocking=True)
+            else:
+                self._gateway.copy(source, target)
+            start += source.numel()
+
+    def stream_out(self, op: Op) -> None:
+        """Start copying a gradient, or a piece of it, to the host, with its squared norm."""
+        source = self._buffers.gradient(op)
+        if self._slabs is None:
+            target = self._tile_gradient(op)
+        else:
+            start, end = self._range(op)
+            source, target = source[start:end], self._slab(op)
+        target.copy_(source, non_blocking=True)
+        self._send_total(op.layer)
+        if op.layer == self._shape.head:
+            self._send_total(self._shape.num_layers)
+
+    def accumulate(self, op: Op) -> None:
+        """Move a piece from its slab into the tile's gradient; every piece comes once a step."""
+        start, end = self._range(op)
+        self._tile_gradient(op)[start:end].copy_(self._slab(op))
+
+    def landed(self, op: Op) -> tuple[torch.Tensor, int]:
+        """What an update works on: a gradient on the host, and the element where it starts."""
+        if self._slabs is None or op.piece is None:
+            return self._tile_gradient(op), 0
+        return self._slab(op), self._range(op)[0]
+
+    def close(self) -> None:
+        """Release host memory."""
+        for holder in (self._gateway, self._slabs):
+            if holder is not None:
+                holder.close()
+
+    def _tile_gradient(self, op: Op) -> torch.Tensor:
+        gradient = self._store.tiles[op.layer].gradient
+        assert gradient is not None
+        return gradient
+
+    def _slab(self, op: Op) -> torch.Tensor:
+        """The used part of the slab that an op touches."""
+        assert self._slabs is not None
+        start, end = self._range(op)
+        return self._slabs[op.buffer("slab").number][: end - start]
+
+    def _range(self, op: Op) -> tuple[int, int]:
+        assert self._slabs is not None
+        return piece_range(self._buffers.layouts[op.layer].numel, op.piece, self._slabs.numel)
+
+    def _send_total(self, index: int) -> None:
+        here, there = self._buffers.totals, self._buffers.host_totals
+        there[index : index + 1].copy_(here[index : index + 1], non_blocking=True)
