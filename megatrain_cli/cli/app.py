@@ -3,7 +3,10 @@
 Importing this module must stay cheap: each command imports what it needs when it runs.
 """
 
+import os
+import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -12,6 +15,7 @@ from megatrain_cli import __version__
 from megatrain_cli.cli import inspect, plan, resume, train
 from megatrain_cli.cli.options import TAKES_OVERRIDES
 from megatrain_cli.errors import InternalError, MegatrainError
+from megatrain_cli.report.listener import Listener
 
 _EPILOG = (
     "Exit codes: 0 done; 1 wrong config, data or model, or it does not fit; 2 wrong usage; "
@@ -56,9 +60,11 @@ def _root(
 def main() -> None:
     """Run the command line of this process and leave with its exit code.
 
-    Typer itself ends usage errors with 2, an interrupt with 130 and a closed pipe with 1. An
-    exception that is none of ours is a bug and keeps its traceback.
+    Typer itself ends usage errors with 2 and a closed pipe with 1. An exception that is none of
+    ours is a bug and keeps its traceback.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
+        signal.signal(signal.SIGINT, _leave)
     try:
         app(prog_name="megatrain")
     except InternalError:
@@ -66,5 +72,16 @@ def main() -> None:
         sys.excepthook(*sys.exc_info())
         sys.exit(InternalError.exit_code)
     except MegatrainError as error:
-        typer.echo(str(error), err=True)
+        Listener().write(f"{error}\n")
         sys.exit(error.exit_code)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End at once on an interrupt; nothing is being written (`StopRequest` sees to what is).
+
+    A KeyboardInterrupt does not get through the import of torch or transformers: it is taken for a
+    missing module, is lost, or aborts the process from C++.
+    """
+    del number, frame
+    os.write(2, b"Interrupted.\n")
+    os._exit(130)

@@ -44,10 +44,10 @@ CountFrom0 = Annotated[
     Field(ge=0, le=MAX_INT),
     Wanted("a whole number of at least 0"),
 ]
-Number = Annotated[float, Field(ge=0, allow_inf_nan=False), Wanted("a finite number of at least 0")]
-PositiveNumber = Annotated[
-    float, Field(gt=0, allow_inf_nan=False), Wanted("a finite number above 0")
-]
+# Far inside what FP32 holds: the kernels compute in it, where 1e39 is infinite and an epsilon of
+# 1e-46 is 0. Nothing that is counted overflows either.
+Number = Annotated[float, Field(ge=0, le=1e30), Wanted("a number from 0 to 1e30")]
+PositiveNumber = Annotated[float, Field(ge=1e-30, le=1e30), Wanted("a number from 1e-30 to 1e30")]
 Share = Annotated[float, Field(ge=0, le=1), Wanted("a number from 0 to 1")]
 PositiveShare = Annotated[float, Field(gt=0, le=1), Wanted("a number above 0 and at most 1")]
 Betas = Annotated[

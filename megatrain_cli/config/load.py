@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from stat import S_ISDIR
 
 import yaml
 
@@ -81,22 +82,35 @@ def check_paths(loaded: LoadedConfig) -> None:
     """
     problems: list[str] = []
     for given in loaded.given:
-        where = f"{given.where}: {given.key}"
         shown = f"`{given.text}`"
         if given.text != str(given.resolved):
             shown += f" (resolved to {given.resolved})"
-        if given.key == "train.output_dir":
-            if given.resolved.exists() and not given.resolved.is_dir():
-                problems.append(f"{where}: {shown} is a file; name a folder")
-        elif not given.resolved.exists():
-            what = "model folder" if given.key == "model.path" else "file"
-            problems.append(f"{where}: there is no {what} {shown}")
-        elif given.key == "model.path" and not given.resolved.is_dir():
-            problems.append(f"{where}: {shown} is a file; name the model's folder")
-        elif given.key != "model.path" and given.resolved.is_dir():
-            problems.append(f"{where}: {shown} is a folder; name its files")
+        problem = _problem_of(given, shown, loaded.config.model.path)
+        if problem is not None:
+            problems.append(f"{given.where}: {given.key}: {problem}")
     if problems:
         raise ConfigError(problems)
+
+
+def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
+    """Why a path cannot be used for its key; None if it can, as far as looking at it tells."""
+    try:
+        is_folder = S_ISDIR(given.resolved.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        is_folder = None
+    except OSError as error:  # a name too long, a folder that is closed to us, links in a circle
+        return f"{shown} cannot be used: {error.strerror}"
+    if given.key == "train.output_dir":
+        if is_folder is False:
+            return f"{shown} is a file; name a folder"
+        return f"{shown} is the model's folder; name another" if given.resolved == model else None
+    wants_folder = given.key == "model.path"
+    if is_folder is None:
+        return f"there is no {'model folder' if wants_folder else 'file'} {shown}"
+    if is_folder is wants_folder:
+        return None
+    kind, remedy = ("file", "the model's folder") if wants_folder else ("folder", "its files")
+    return f"{shown} is a {kind}; name {remedy}"
 
 
 def dump_config(config: TrainConfig) -> str:

@@ -52,9 +52,11 @@ def resolve_path(text: str, folder: Path) -> Path:
     if "\0" in expanded:
         raise _UnusableError("a path cannot hold a NUL character")
     try:
-        return (folder / Path(expanded).expanduser()).resolve()
+        path = folder / Path(expanded).expanduser()
     except RuntimeError as error:  # pathlib: no such user
         raise _UnusableError(f"the home folder of {expanded.split('/')[0]} is not known") from error
+    # Unlike `Path.resolve` it takes every path: whether one can be opened is not asked here.
+    return Path(os.path.realpath(path))
 
 
 def resolve_paths(
@@ -84,7 +86,7 @@ def resolve_paths(
             refuse(node.where, key, str(error))
             return node
         given.append(GivenPath(key, node.where, node.value, resolved))
-        if key == "model.path" and not resolved.is_dir() and not _looks_local(node.value):
+        if key == "model.path" and not _looks_local(node.value) and not _is_folder(resolved):
             return node  # may be the id of a model on a hub: shown and recorded as it is
         return replace(node, value=str(resolved))
 
@@ -96,6 +98,13 @@ def resolve_paths(
             child = one(parent.value[leaf], key)
             resolved_root[section] = replace(parent, value={**parent.value, leaf: child})
     return resolved_root, tuple(given)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name too long, or a folder that is closed to us
+        return False
 
 
 def _looks_local(text: str) -> bool:

@@ -65,15 +65,12 @@ def _alpaca(value: dict[str, object], where: str) -> tuple[Message, ...]:
     turns: list[Message] = []
     if system := _optional_text(value, "system", where):
         turns.append({"role": "system", "content": system})
-    history = value.get("history") or []
-    if not isinstance(history, list):
-        raise DataError(f"{where}: history: {show_kind(history)} where a list is expected")
-    for number, pair in enumerate(history, start=1):
+    for number, pair in enumerate(_optional_list(value, "history", where), start=1):
         field = f"history[{number}]"
         if not isinstance(pair, list) or len(pair) != 2:
             raise DataError(f"{where}: {field}: a question and its answer are expected, as a list")
         for role, text in zip(("user", "assistant"), pair, strict=True):
-            turns.append({"role": role, "content": _check_text(text, field, where)})
+            turns.append({"role": role, "content": check_text(text, field, where)})
     asked = _required_text(value, "instruction", where)
     if more := _optional_text(value, "input", where):
         asked = f"{asked}\n{more}"
@@ -85,6 +82,8 @@ def _alpaca(value: dict[str, object], where: str) -> tuple[Message, ...]:
 def _messages(value: dict[str, object], where: str) -> tuple[Message, ...]:
     """The turns of a chat as the row has them: roles are read, never guessed from the order."""
     column = "messages" if value.get("messages") is not None else "conversations"
+    if column == "messages" and value.get("conversations") is not None:
+        raise DataError(f"{where}: messages and conversations are both there. Keep one of them.")
     turns = value.get(column)
     if turns is None:
         raise DataError(f"{where}: messages: the field is missing or null")
@@ -119,15 +118,28 @@ def _turn(turn: object, field: str, where: str) -> Message:
 
 def _tools(value: dict[str, object], where: str) -> tuple[dict[str, object], ...]:
     """The tools a chat may call: a list of schemas, or that list as JSON text."""
-    tools = value.get("tools") or []
-    if isinstance(tools, str):
+    written = value.get("tools")
+    if isinstance(written, str) and written:
         try:
-            tools = json.loads(tools)
+            value = {"tools": json.loads(written)}
         except (ValueError, RecursionError):
             raise DataError(f"{where}: tools: the text is not JSON") from None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise DataError(f"{where}: tools: a list of objects is expected")
+    tools: list[dict[str, object]] = []
+    for tool in _optional_list(value, "tools", where):
+        if not isinstance(tool, dict):
+            raise DataError(f"{where}: tools: {show_kind(tool)} in the list, objects are expected")
+        tools.append(tool)
     return tuple(tools)
+
+
+def _optional_list(value: dict[str, object], name: str, where: str) -> list[object]:
+    """A list that may be left out."""
+    found = value.get(name)
+    if found is None or found == "":
+        return []
+    if not isinstance(found, list):
+        raise DataError(f"{where}: {name}: {show_kind(found)} where a list is expected")
+    return found
 
 
 def _required_text(value: dict[str, object], name: str, where: str, inside: str = "") -> str:
@@ -135,16 +147,16 @@ def _required_text(value: dict[str, object], name: str, where: str, inside: str 
     if value.get(name) is None:
         state = "null" if name in value else "missing"
         raise DataError(f"{where}: {field}: the field is {state}, and text is required")
-    return _check_text(value[name], field, where)
+    return check_text(value[name], field, where)
 
 
 def _optional_text(value: dict[str, object], name: str, where: str, inside: str = "") -> str:
     if value.get(name) is None:
         return ""
-    return _check_text(value[name], f"{inside}.{name}" if inside else name, where)
+    return check_text(value[name], f"{inside}.{name}" if inside else name, where)
 
 
-def _check_text(text: object, field: str, where: str) -> str:
+def check_text(text: object, field: str, where: str) -> str:
     """Text that can be tokenised.
 
     JSON can spell half of a surrogate pair (a text that was cut), which no tokenizer can read.

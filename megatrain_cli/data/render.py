@@ -20,11 +20,22 @@ from typing import TYPE_CHECKING, cast
 
 from jinja2 import TemplateError
 
-from megatrain_cli.data.formats import Message, Row
+from megatrain_cli.data.formats import Message, Row, check_text
 from megatrain_cli.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# What a template, a program of someone else, may end with.
+_FAULTS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 # Letters only: no template trims, splits or escapes it.
 _PROBE = "megatrainprobe"
@@ -65,7 +76,7 @@ def _marks_of(tokenizer: "PreTrainedTokenizerBase", _chat_template: str) -> Turn
         before = _render(tokenizer, [asked])
         asking = _render(tokenizer, [asked], generation_prompt=True)
         after = _render(tokenizer, [asked, answered])
-    except (TemplateError, TypeError, ValueError) as error:
+    except _FAULTS as error:
         raise DataError(
             f"The chat template cannot write one question and its answer: {error}"
         ) from None
@@ -93,10 +104,12 @@ def render_chat(row: Row, tokenizer: "PreTrainedTokenizerBase") -> str:
         DataError: The template refuses it; names the turn and the template's reason.
     """
     try:
-        return _render(tokenizer, row.messages, row.tools)
-    except (TemplateError, TypeError, ValueError) as error:
+        text = _render(tokenizer, row.messages, row.tools)
+    except _FAULTS as error:
         turn = _first_refused(row, tokenizer, str(error))
         raise _refused(row, turn, error) from None
+    # Templates write more than what was checked as text: calls, tools, names.
+    return check_text(text, "chat", row.where)
 
 
 def find_turns(
@@ -144,7 +157,7 @@ def _render_until(
         return _render(
             tokenizer, row.messages[:stop], row.tools, generation_prompt=generation_prompt
         )
-    except (TemplateError, TypeError, ValueError) as error:
+    except _FAULTS as error:
         raise _refused(row, stop, error) from None
 
 
@@ -175,7 +188,7 @@ def _first_refused(row: Row, tokenizer: "PreTrainedTokenizerBase", reason: str) 
     for stop in range(1, len(row.messages)):
         try:
             _render(tokenizer, row.messages[:stop], row.tools)
-        except (TemplateError, TypeError, ValueError) as error:
+        except _FAULTS as error:
             if str(error) == reason:
                 return stop
     return len(row.messages)

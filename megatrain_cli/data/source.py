@@ -16,6 +16,15 @@ from megatrain_cli.errors import DataError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+# How files begin that are often named by mistake, and what they are.
+_OTHER_FILES = {
+    b"\x1f\x8b": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+}
+
 
 @dataclass(frozen=True)
 class SourceFile:
@@ -42,10 +51,14 @@ def read_rows(source: SourceFile) -> Iterator[Row]:
         where = f"{name}:{line}"
         found = find_format(value)
         if row_format is None:
-            if len(found) != 1:
-                said = f"of {' and of '.join(found)}" if found else "of no format that is known"
+            if not found:
                 raise DataError(
-                    f"{where}: the columns are those {said}. "
+                    f"{where}: no column of a format that is known: wanted `instruction` and "
+                    "`output`, or `messages`, or `text`."
+                )
+            if len(found) > 1:
+                raise DataError(
+                    f"{where}: the columns are those of {' and of '.join(found)}. "
                     f"Set `data.format` to one of {', '.join(FORMATS)}."
                 )
             row_format = found[0]
@@ -83,9 +96,11 @@ def _objects(path: Path, name: str) -> Iterator[tuple[int, dict[str, object]]]:
 
 def _values(file: BinaryIO, name: str) -> Iterator[tuple[int, object]]:
     """The JSON values of a file, each with its line; a file that begins with `[` is one array."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=_object)
     line, has_begun = 0, False
     for line, raw in enumerate(file, start=1):
+        if line == 1:
+            _refuse_other_files(raw, name)
         content = raw.removeprefix(BYTE_ORDER_MARK) if line == 1 else raw
         # A carriage return before the end of a line is white space, to JSON too.
         if not (content := content.strip()):
@@ -133,6 +148,24 @@ def _elements(
         raise DataError(f"{name}:{line}: more text follows the end of the array")
 
 
+def _refuse_other_files(raw: bytes, name: str) -> None:
+    for begin, kind in _OTHER_FILES.items():
+        if raw.startswith(begin):
+            raise DataError(f"{name}: the file is {kind}; wanted lines or an array of JSON.")
+
+
+class _DoubledKeyError(ValueError):
+    """An object has a key twice; which of the values was meant cannot be told."""
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object whose keys are all different, from its keys and values."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise _DoubledKeyError
+    return made
+
+
 def _parse(decoder: json.JSONDecoder, text: str, at: int, where: str) -> tuple[object, int]:
     """One JSON value that begins at `at`, and where it ends."""
     try:
@@ -143,6 +176,8 @@ def _parse(decoder: json.JSONDecoder, text: str, at: int, where: str) -> tuple[o
         raise DataError(f"{where}: broken JSON: {error.msg} (column {column})") from None
     except RecursionError:
         raise DataError(f"{where}: the JSON is nested too deeply") from None
+    except _DoubledKeyError:
+        raise DataError(f"{where}: an object has the same key twice. Keep one.") from None
     except ValueError:  # Python's limit on the digits of an integer
         raise DataError(f"{where}: a number in the JSON is too long") from None
 

@@ -121,8 +121,12 @@ def _encode_text(row: Row, text: str, tokenizer: "PreTrainedTokenizerBase") -> l
         )
     # verbose=False: a row longer than the model's context is ours to cut, and no cause to warn.
     input_ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
-    if input_ids[-1:] != [end]:
-        input_ids.append(end)
+    input_ids.append(end)
+    # Neither mark is doubled where the text writes it and the tokenizer adds it too.
+    while input_ids[-2:] == [end, end]:
+        input_ids.pop()
+    while input_ids[:2] == [tokenizer.bos_token_id] * 2:
+        input_ids.pop(0)
     return input_ids
 
 

@@ -6,11 +6,12 @@ each step is one plain line, without escapes, carriage returns or wrapping, so t
 
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from megatrain_cli.report.listener import Listener
 from megatrain_cli.report.plan_view import PlanView, say, show_plan
 from megatrain_cli.report.records import StepRecord
 from megatrain_cli.units import show_bytes
@@ -18,7 +19,8 @@ from megatrain_cli.units import show_bytes
 
 def talk() -> Console:
     """The console for all that is said to a person: stderr."""
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+    file = cast("IO[str]", Listener())  # as much of a stream as is needed here
+    return Console(file=file, stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def data() -> Console:
@@ -46,7 +48,8 @@ class RunConsole:
     def step(self, record: StepRecord, total_steps: int) -> None:
         """Show a step that has ended."""
         numbers = show_step(record)
-        if not self._console.is_terminal:
+        # Where the cursor cannot move, rich draws nothing until the run has ended.
+        if not self._console.is_terminal or self._console.is_dumb_terminal:
             say(f"step {record.step}/{total_steps}  {numbers}", self._console)
             return
         if self._progress is None:

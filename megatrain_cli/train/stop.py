@@ -1,4 +1,8 @@
-"""SIGINT and SIGTERM: finish the step, write the weights, leave. The second signal ends at once."""
+"""SIGINT and SIGTERM: finish the step, write the weights, leave. The second signal ends at once.
+
+The second SIGINT is Python's KeyboardInterrupt, so that the terminal is given back and a folder
+that is half written goes; the second SIGTERM ends the process.
+"""
 
 import signal
 from types import FrameType, TracebackType
@@ -8,7 +12,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Within its block, the first signal sets `signal_name`; the former handlers come back then."""
+    """In its block the first signal sets `signal_name`; the former handlers come back after it."""
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
@@ -25,14 +29,11 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._restore()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave us
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
         self.signal_name = signal.Signals(number).name
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave us
-        self._before.clear()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

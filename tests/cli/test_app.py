@@ -161,3 +161,28 @@ def test_an_interrupt_leaves_with_130_and_no_traceback(project: Path) -> None:
         _, err = run.communicate(timeout=60)
     assert run.returncode == 130
     assert "Traceback" not in err
+
+
+def test_an_interrupt_ends_an_import_that_would_swallow_it(project: Path) -> None:
+    """As transformers' lazy modules do: they take any exception for a missing package."""
+    code = (
+        "import os, signal, sys\n"
+        "from megatrain_cli.cli.app import main\n"
+        "class Swallows:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        try:\n            os.kill(os.getpid(), signal.SIGINT)\n"
+        "        except BaseException:\n            pass\n"
+        "sys.meta_path.insert(0, Swallows())\n"
+        "sys.argv = ['megatrain', 'plan', 'config.yaml']\n"
+        "main()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=project,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (130, "Interrupted.\n")

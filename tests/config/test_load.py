@@ -109,7 +109,7 @@ data:
         "config.yaml:1: train.output_dir: missing; wanted a path",
         "config.yaml:1: train.micro_batch_size: wanted a whole number of at least 1, got -2",
         (
-            "config.yaml:3: optimizer.learning_rate: wanted a finite number of at least 0, got"
+            "config.yaml:3: optimizer.learning_rate: wanted a number from 0 to 1e30, got"
             " the text 'fast'"
         ),
         (

@@ -97,6 +97,30 @@ def test_paths_of_the_wrong_kind_are_refused(load: Load, tmp_path: Path) -> None
     assert "is a file; name a folder" in found[2]
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("x" * 5000, "File name too long"), ("loop/a", "Too many levels of symbolic links")],
+)
+def test_a_path_that_cannot_even_be_looked_at_is_refused(
+    load: Load, tmp_path: Path, name: str, reason: str
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for key in ("model.path", "data.train", "train.output_dir"):
+        assert any(
+            f"{key}: `{name}`" in problem and f"cannot be used: {reason}" in problem
+            for problem in missing(load, f"{key}={name}")
+        )
+
+
+def test_a_run_cannot_go_into_the_folder_of_its_model(load: Load, tmp_path: Path) -> None:
+    """Its lock, config and metrics would lie among the model's files and be saved with them."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "train.jsonl").write_text("")
+    (tmp_path / "link").symlink_to("model")
+    [problem] = missing(load, "train.output_dir=link")
+    assert problem.endswith("is the model's folder; name another")
+
+
 def test_paths_that_exist_pass(load: Load, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "train.jsonl").write_text("")

@@ -71,7 +71,17 @@ def test_a_rule_is_not_applied_to_a_value_that_is_wrong_already(problems: Proble
     [problem] = problems("train: {output_dir: r, max_steps: ten}\n", start=START)
     assert "wanted a whole number" in problem
     [problem] = problems("optimizer: {update: eager, max_grad_norm: -1}\n")
-    assert "wanted a finite number above 0" in problem
+    assert "wanted a number from 1e-30 to 1e30" in problem
+
+
+@pytest.mark.parametrize(
+    "override", ["optimizer.eps=1e-46", "optimizer.learning_rate=1e39", "train.num_epochs=1.7e308"]
+)
+def test_a_number_that_fp32_would_change_to_0_or_infinity_is_refused(
+    problems: Problems, override: str
+) -> None:
+    [problem] = problems("", override)
+    assert "wanted a number from" in problem
 
 
 def test_rules_are_reported_beside_wrong_values(problems: Problems) -> None:

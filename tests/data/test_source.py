@@ -1,5 +1,6 @@
 """Reading rows: the same from any spelling of a file; a place and a reason for each fault."""
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,8 @@ def test_blank_lines_are_skipped_and_lines_are_counted_with_them(write: Write) -
         (b'{"text":"a"}', "the columns are those of text, but the file is read as alpaca"),
         (b'{"output":"b"}', "instruction: the field is missing"),
         (b'{"instruction":"a","output":"b"} {}', "more text follows the end of the object"),
+        (b'{"instruction":"a","output":"b","output":"c"}', "an object has the same key twice"),
+        (b'{"instruction":"a","output":"b","history":{}}', "history: an object where a list"),
         (b"[" * 100_000, "nested too deeply"),
         (b"9" * 5000, "a number in the JSON is too long"),
     ],
@@ -170,8 +173,31 @@ def test_messages_may_be_called_conversations_and_a_tool_call_needs_no_content(
             "tool_calls": [{"name": "f"}],
         }
         assert chat.tools == ({"name": "f"},)
-    assert "tools: a list of objects" in refusal(write([{"conversations": turns, "tools": [1]}]))
+    assert "tools: a number in the list" in refusal(write([{"conversations": turns, "tools": [1]}]))
     assert "tools: the text is not JSON" in refusal(write([{"conversations": turns, "tools": "f"}]))
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"conversations": []}, "messages and conversations are both there"),
+        ({"tools": {}}, "tools: an object where a list is expected"),
+        ({"tools": "[5]"}, "tools: a number in the list, objects are expected"),
+        ({"tools": "x"}, "tools: the text is not JSON"),
+    ],
+)
+def test_what_stands_beside_a_chat_is_checked_too(
+    write: Write, more: dict[str, object], reason: str
+) -> None:
+    assert reason in refusal(write([{"messages": [{"role": "user", "content": "x"}], **more}]))
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [(gzip.compress(b"{}"), "gzip"), (b"PAR1\x15", "Parquet"), (b"PK\x03\x04", "zip archive")],
+)
+def test_a_file_of_another_kind_is_named_as_such(write: Write, content: bytes, kind: str) -> None:
+    assert kind in refusal(write(content))
 
 
 def test_a_format_is_asked_for_where_the_columns_do_not_tell(write: Write) -> None:
@@ -179,5 +205,5 @@ def test_a_format_is_asked_for_where_the_columns_do_not_tell(write: Write) -> No
     assert "of messages and of text" in refusal(write(both))
     assert read(write(both), "text")[0].text == "rendered"
     assert contents(read(write(both), "messages")) == ["x"]
-    assert "of no format that is known" in refusal(write([{"story": "x"}]))
+    assert "no column of a format that is known: wanted `inst" in refusal(write([{"story": "x"}]))
     assert "sharegpt cannot be read by this version" in refusal(write(both), "sharegpt")

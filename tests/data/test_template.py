@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from megatrain_cli.data.formats import Message, Row
 from megatrain_cli.data.template import IGNORED, Encoded, SkipReason, encode_row, num_targets
@@ -136,6 +137,21 @@ def test_a_template_that_cannot_write_a_chat_at_all_is_refused() -> None:
     assert "turn 1 (user)" in refusal(chat(("user", "u"), ("assistant", "a")), broken)
 
 
+@pytest.mark.parametrize(
+    "fault", ["{{ 1 / 0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ [].pop() }}"]
+)
+def test_whatever_a_template_fails_with_is_a_refusal(fault: str) -> None:
+    message = refusal(chat(("user", "u"), ("assistant", "a")), make_tokenizer(CHATML + fault))
+    assert message.startswith("train.jsonl:7: turn 1 (user): the chat template refuses it")
+
+
+def test_text_that_no_tokenizer_can_read_is_refused_wherever_a_template_takes_it_from() -> None:
+    row = chat(("user", "u"), ("assistant", "a"), tools=({"name": "\ud800"},))
+    template = CHATML.replace("m['content']", "m['content'] + (tools[0].name if tools else '')")
+    message = refusal(row, make_tokenizer(template))
+    assert message == "train.jsonl:7: chat: half of a surrogate pair, not a character"
+
+
 def test_a_base_model_takes_texts_and_says_so_of_chats() -> None:
     tokenizer = make_tokenizer(None)
     message = refusal(chat(("user", "u"), ("assistant", "a")), tokenizer)
@@ -151,6 +167,16 @@ def test_a_text_ends_with_one_end_mark() -> None:
     encoded = encode(text("abc<|im_end|>"), tokenizer)
     assert encoded.input_ids.count(tokenizer.eos_token_id) == 1
     assert "no eos_token" in refusal(text("abc"), make_tokenizer(None, eos=None))
+
+
+def test_marks_that_the_text_and_the_tokenizer_both_write_are_there_once() -> None:
+    tokenizer = make_tokenizer(None)
+    marks = [(mark, tokenizer.convert_tokens_to_ids(mark)) for mark in ("<s>", "<|im_end|>")]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A <|im_end|>", special_tokens=marks
+    )
+    for content in ("abc", "<s>abc", "abc<|im_end|>", "<s>abc<|im_end|>"):
+        assert tokenizer.decode(encode(text(content), tokenizer).input_ids) == "<s>abc<|im_end|>"
 
 
 @pytest.mark.parametrize("pad", [None, "<|im_end|>", "<unk>"])

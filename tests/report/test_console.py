@@ -1,12 +1,15 @@
 """The console: a bar in a terminal; elsewhere one plain line a step, for `grep` and job logs."""
 
 import io
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from megatrain_cli.report.console import RunConsole, data, talk
+from megatrain_cli.report.listener import Listener
 from megatrain_cli.report.plan_view import show_plan
 from megatrain_cli.report.records import StepRecord
 
@@ -44,6 +47,26 @@ def file_console() -> tuple[Console, io.StringIO]:
 
 def record(step: int) -> StepRecord:
     return StepRecord(step, 2.34567, 2e-5, 0.51234, 100, 123456.7, 0.25)
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = io.StringIO()
+    with RunConsole(Console(file=out, width=80, force_terminal=True)) as run:
+        run.step(record(1), 2)
+        assert out.getvalue().startswith("step 1/2  loss")
+
+
+def test_what_stands_in_for_stderr_while_a_bar_is_shown_may_write_to_the_listener(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listener = Listener()
+    monkeypatch.setattr(sys, "stderr", listener)
+    listener.write("heard once")
+    listener.flush()
+    assert capsys.readouterr().err == "heard once"
 
 
 def test_outside_a_terminal_a_step_is_one_plain_line() -> None:

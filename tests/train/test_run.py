@@ -151,6 +151,17 @@ def test_a_signal_ends_a_run_after_a_whole_step_with_its_weights(
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    """As with `2>&1 | head -1`: the words are lost, the run and its exit code are not."""
+    with start_command("train", make_workspace(tmp_path)) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.stderr.close()
+    assert process.returncode == 0
+    assert checkpoints_of(tmp_path / "run") == ["step-00000003"]
+
+
+@pytest.mark.slow
 def test_a_folder_in_use_is_refused_with_6(tmp_path: Path) -> None:
     config = make_workspace(tmp_path)
     with RunFolder(tmp_path / "run"):

@@ -17,12 +17,15 @@ def test_the_first_signal_is_noted_by_name(number: signal.Signals) -> None:
         assert stop.signal_name == number.name
 
 
-def test_the_second_signal_does_what_it_did_before() -> None:
+def test_the_second_signal_ends_at_once_whatever_it_did_before() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert stop.signal_name == "SIGTERM"
+    assert signal.signal(signal.SIGINT, before) == signal.SIG_IGN
 
 
 @SIGNALS
