@@ -77,12 +77,10 @@ def assemble(
     """Build the engine: store, weights, pipeline.
 
     Raises:
-        PlanError: The run does not fit; nothing was allocated.
+        PlanError: The driver refused to page-lock the store, and without that it does not fit.
         ModelError: The folder's weights and the model's parameters do not match.
     """
     config = loaded.config
-    if plan.shortfalls:
-        raise PlanError("\n".join(plan.shortfalls))
     with ExitStack() as stack:  # what stands is taken down again if the next part fails
         store = MasterStore(skeleton.layouts, plan.decisions.tile_format)
         stack.callback(store.close)

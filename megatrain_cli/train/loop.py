@@ -11,7 +11,7 @@ import torch
 
 from megatrain_cli.checkpoint.save import check_room, save_model_folder
 from megatrain_cli.config.load import LoadedConfig, dump_config
-from megatrain_cli.errors import DeviceError, NumericsError, Stopped
+from megatrain_cli.errors import DeviceError, NumericsError, PlanError, Stopped
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.lr import learning_rate
 from megatrain_cli.pipeline.executor import IssuedStep
@@ -36,13 +36,16 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder(Path(config.train.output_dir)))
         skeleton, plan = prepare(loaded)
+        if plan.shortfalls:  # before any data is read
+            raise PlanError("\n".join(plan.shortfalls))
         rows = load_rows(config, plan.decisions)
         check_examples(rows.examples, skeleton, Path(config.model.path))
         _show_rows(rows, console)
         console.plan(plan)
         width = DTYPES[config.model.dtype].itemsize
         check_room(folder.path, skeleton.spec.num_parameters * width)
-        engine = assemble(loaded, skeleton, plan, console)
+        with _device_errors(config.train.micro_batch_size):
+            engine = assemble(loaded, skeleton, plan, console)
         stack.callback(engine.close)
         folder.write_config(dump_config(config))
         journal = stack.enter_context(Journal(folder.metrics))
