@@ -153,7 +153,8 @@ def test_a_config_takes_14_bytes_of_ram_a_parameter_and_its_buffers(path: Path) 
     regions = ("weights", "gradients", "master remainders", "first moments", "second moments")
     billed = sum(line.num_bytes for line in plan.lines if line.owner in regions)
     assert state <= billed <= state * 1.001
-    assert plan.host_bytes - billed < 2 * GIB
+    # The program, and the largest layer while it is saved.
+    assert plan.host_bytes - billed < 6 * GIB
 
 
 @every_sized_config

@@ -75,8 +75,9 @@ def chunked_loss(
     loss_sum = torch.zeros((), dtype=torch.float32, device=hidden.device)
     hidden_gradient = torch.empty_like(hidden)
     weight = torch.full((), scale, dtype=torch.float32, device=hidden.device)
-    for start in range(0, hidden.shape[0], chunk):
-        piece = slice(start, start + chunk)
+
+    def one_chunk(piece: slice) -> None:
+        # A function, so that its logits and weight gradients are gone before the next ones come.
         # A leaf of its own, so that backward ends here and returns this chunk's gradient.
         inputs = hidden[piece].detach().requires_grad_()
         with torch.enable_grad():
@@ -87,5 +88,8 @@ def chunked_loss(
         # In FP32: many chunks summed in BF16 would lose the small ones.
         for total, gradient in zip(sums, gradients[1:], strict=True):
             total.add_(gradient)
-        loss_sum += loss.detach()
+        loss_sum.add_(loss.detach())
+
+    for start in range(0, hidden.shape[0], chunk):
+        one_chunk(slice(start, start + chunk))
     return loss_sum, hidden_gradient

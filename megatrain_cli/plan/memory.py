@@ -14,11 +14,21 @@ from megatrain_cli.units import MIB, round_up
 
 PAGEABLE, PINNED, DEVICE = "host pageable", "host pinned", "device"
 
-# Interpreter, torch, transformers and Numba after start, measured on Linux x86-64 with a CPU build
-# of torch 2.13; a CUDA build maps more, but touches little of it.
-PROGRAM_BYTES = 900 * MIB
-# Context, cuBLAS workspaces and kernels; measured on an H200.
-CUDA_CONTEXT_BYTES = 800 * MIB
+# Interpreter, torch, transformers and Numba. CPU build of torch 2.13 on Linux x86-64: 423 MiB
+# before the store exists, then Numba's compiler and torch's buffers. CUDA build of torch 2.11 on an
+# H200: what peaks of runs from 0.5B to 7B left after their tiles and the layer being saved.
+CPU_PROGRAM_BYTES = 550 * MIB
+CUDA_PROGRAM_BYTES = 1900 * MIB
+# Context, cuBLAS workspaces and kernels: device memory in use less what torch had reserved, H200.
+CUDA_CONTEXT_BYTES = 840 * MIB
+# Reserved by torch's caching allocator beside what is in use: 0.25 to 0.55 GiB in the same runs.
+ALLOCATOR_BYTES = 512 * MIB
+
+# Factors of the estimates below, from eager kernels on an H200: norms keep FP32 copies of what they
+# normalise, and a product's backward holds the gradients of its inputs beside the graph.
+_GRAPH, _BACKWARD = 1.5, 1.3
+# What saving a layer holds beside its tile, in sizes of its weights: safetensors serialises copies.
+_SAVING = 2.5
 
 _REGION_NAMES = {
     "weights": "weights",
@@ -76,6 +86,7 @@ def bill(sizes: Sizes) -> tuple[PlanLine, ...]:
     lines = [
         *tiles(sizes),
         program(sizes),
+        saving(sizes),
         slabs(sizes),
         gateway(sizes),
         offloaded_inputs(sizes),
@@ -88,6 +99,7 @@ def bill(sizes: Sizes) -> tuple[PlanLine, ...]:
         working_set(sizes),
         head_chunk(sizes),
         cuda_context(sizes),
+        allocator(sizes),
     ]
     return tuple(line for line in lines if line.num_bytes)
 
@@ -108,8 +120,16 @@ def tiles(sizes: Sizes) -> list[PlanLine]:
 
 def program(sizes: Sizes) -> PlanLine:
     """The interpreter and its libraries."""
-    del sizes
-    return PlanLine("program and libraries", PAGEABLE, PROGRAM_BYTES, "measured once")
+    num_bytes = CUDA_PROGRAM_BYTES if sizes.on_gpu else CPU_PROGRAM_BYTES
+    return PlanLine("program and libraries", PAGEABLE, num_bytes, "measured once")
+
+
+def saving(sizes: Sizes) -> PlanLine:
+    """The largest layer's weights on their way to disk; on the CPU beyond what work has freed."""
+    num_bytes = int(_SAVING * sizes.largest_numel * sizes.width)
+    if not sizes.on_gpu:
+        num_bytes = max(0, num_bytes - max(_layer_at_work(sizes), _chunk_at_work(sizes)))
+    return PlanLine("a layer being saved", PAGEABLE, num_bytes, f"{_SAVING} x largest layer")
 
 
 def slabs(sizes: Sizes) -> PlanLine:
@@ -191,22 +211,33 @@ def kept_activations(sizes: Sizes) -> PlanLine:
 
 
 def working_set(sizes: Sizes) -> PlanLine:
-    """One layer at work: its graph, its parameters' gradients, a few hidden states."""
-    layers = sizes.spec.decoder_layers
-    graph = max(graph_bytes(sizes, layer) for layer in layers)
-    gradients = max(sizes.largest_numel, *(layer.numel for layer in layers)) * sizes.width
-    num_bytes = graph + gradients + 4 * sizes.hidden_bytes
+    """One layer at work: its graph and backward, its parameters' gradients, some hidden states."""
     return PlanLine(
-        "one layer at work", sizes.device, num_bytes, "graph + gradients + 4 x B x T x D"
+        "one layer at work",
+        sizes.device,
+        _layer_at_work(sizes),
+        f"{_BACKWARD} x graph + gradients + 4 x B x T x D",
     )
 
 
 def head_chunk(sizes: Sizes) -> PlanLine:
-    """Logits of one chunk in the compute dtype and FP32, with their gradients."""
+    """One chunk of the head at work, as far as it needs more than one layer does."""
+    num_bytes = max(0, _chunk_at_work(sizes) - _layer_at_work(sizes))
+    return PlanLine("head chunk", sizes.device, num_bytes, "logits + gradients, beyond a layer")
+
+
+def _layer_at_work(sizes: Sizes) -> int:
+    graph = max(graph_bytes(sizes, layer) for layer in sizes.spec.decoder_layers)
+    gradients = sizes.largest_numel * sizes.width
+    return int(_BACKWARD * graph) + gradients + 4 * sizes.hidden_bytes
+
+
+def _chunk_at_work(sizes: Sizes) -> int:
+    """Logits and their gradient in the compute dtype and FP32, and the weight's gradient."""
     d = sizes.decisions
     rows = min(d.head_chunk, d.micro_batch_size * d.max_length)
-    num_bytes = rows * sizes.spec.vocab_size * (2 * sizes.width + 2 * 4)
-    return PlanLine("head chunk", sizes.device, num_bytes, f"{rows} x vocabulary x logits")
+    logits = rows * sizes.spec.vocab_size * (2 * sizes.width + 2 * 4)
+    return logits + sizes.spec.vocab_size * sizes.spec.hidden_size * sizes.width
 
 
 def cuda_context(sizes: Sizes) -> PlanLine:
@@ -215,16 +246,23 @@ def cuda_context(sizes: Sizes) -> PlanLine:
     return PlanLine("CUDA context", DEVICE, num_bytes, "measured once")
 
 
+def allocator(sizes: Sizes) -> PlanLine:
+    """What the caching allocator keeps and nobody uses."""
+    num_bytes = ALLOCATOR_BYTES if sizes.on_gpu else 0
+    return PlanLine("allocator slack", DEVICE, num_bytes, "measured once")
+
+
 def graph_bytes(sizes: Sizes, layer: LayerSpec) -> int:
     """What autograd keeps of one layer and micro-batch, estimated from its matrices.
 
     Every matrix product keeps its input, and what follows it keeps its output: (in + out) elements
-    a token. Attention that is not fused also keeps its T x T scores, in FP32 and twice.
+    a token, and half as much again for norms. Attention that is not fused also keeps its T x T
+    scores, in FP32 and twice.
     """
     d = sizes.decisions
     per_token = sum(sum(p.shape[-2:]) for p in layer.params if len(p.shape) >= 2)
     tokens = d.micro_batch_size * d.max_length
-    num_bytes = tokens * per_token * sizes.width
+    num_bytes = int(_GRAPH * tokens * per_token * sizes.width)
     if d.attention == "eager":
         num_bytes += 2 * 4 * tokens * d.max_length * sizes.spec.num_heads
     return num_bytes
