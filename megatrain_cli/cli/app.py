@@ -63,10 +63,6 @@ def main() -> None:
     Typer itself ends usage errors with 2 and a closed pipe with 1. An exception that is none of
     ours is a bug and keeps its traceback.
     """
-    # OpenMP's threads would spin between torch's parallel regions and take the cores from whoever
-    # works there, the optimizer's threads among them: with other work on both cores of a small
-    # machine the demo made 2 steps where it makes 10 with threads that sleep.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
         signal.signal(signal.SIGINT, _leave)
     try:
