@@ -15,6 +15,7 @@ help: ## list these targets
 
 setup: $(READY) ## make .venv and install megatrain with its tools into it
 
+# A copied interpreter, so that a program can tell it from the one it was copied from by its path.
 # torch first and by version: a bare `torch` would take whatever build is newest.
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'

@@ -15,11 +15,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from megatrain_cli.checkpoint.headers import INDEX_NAME
 from megatrain_cli.errors import NumericsError, StorageError
 from megatrain_cli.store.master import LayerTile, MasterStore
 from megatrain_cli.units import show_bytes
-
-INDEX = "model.safetensors.index.json"
 
 # Weights in any form stay behind; they are what was trained.
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
@@ -79,7 +78,7 @@ def save_model_folder(store: MasterStore, source: Path, target: Path) -> int:
             weight_map |= dict.fromkeys(tensors, name)
             total += sum(t.numel() * t.element_size() for t in tensors.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (temporary / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        (temporary / INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
         _copy_rest(source, temporary, store.tiles[0].weights.dtype)
         _sync(temporary.iterdir())
         _sync([temporary])

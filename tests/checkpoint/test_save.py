@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from megatrain_cli.checkpoint.save import INDEX, check_room, save_model_folder, weights_bytes
+from megatrain_cli.checkpoint.headers import INDEX_NAME
+from megatrain_cli.checkpoint.save import check_room, save_model_folder, weights_bytes
 from megatrain_cli.errors import NumericsError, StorageError
 from megatrain_cli.store.master import MasterStore
 from tests.families import KINDS
@@ -63,7 +64,7 @@ def test_there_is_one_file_a_layer_and_an_index_of_all(tmp_path: Path) -> None:
             for entry in tile.layout.entries
         }
         num_bytes = weights_bytes(store)
-    index = json.loads((target / INDEX).read_text())
+    index = json.loads((target / INDEX_NAME).read_text())
     assert index == {"metadata": {"total_size": num_bytes}, "weight_map": wanted}
     for name in set(wanted.values()):
         with safe_open(target / name, "pt") as file:
@@ -83,7 +84,7 @@ def test_every_file_but_weights_and_config_is_copied_byte_for_byte(tmp_path: Pat
     for name in copied:
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
     weights = {path.name for path in (tmp_path / "out").glob("model-*.safetensors")}
-    assert set(left_behind(tmp_path / "out")) == {*copied, *weights, INDEX, "config.json"}
+    assert set(left_behind(tmp_path / "out")) == {*copied, *weights, INDEX_NAME, "config.json"}
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
