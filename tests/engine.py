@@ -11,8 +11,10 @@ import torch
 import yaml
 
 from megatrain_cli.config.load import load_config
+from megatrain_cli.model.functions import eager_functions
 from megatrain_cli.model.initial import RandomLayers
 from megatrain_cli.model.skeleton import Skeleton
+from megatrain_cli.model.template import Head
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.pipeline.compute import MicroBatch
@@ -157,7 +159,8 @@ def run(
         store.register()
     fill_random(store, RandomLayers(skeleton, 1).read, 4)
     lanes = make_lanes(torch.device(plan.machine.device))
-    executor = build_executor(skeleton, plan, store, lanes, poison=poison)
+    functions = eager_functions(Head(skeleton))
+    executor = build_executor(skeleton, plan, store, lanes, functions, poison=poison)
     if ops is not None:
         executor._ops = ops(executor._ops)
     updater = _updater(d.threads, d.tile_format)

@@ -14,6 +14,7 @@ import yaml
 from megatrain_cli.config.load import dump_config, load_config
 from megatrain_cli.model.layout import make_layout
 from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
+from megatrain_cli.plan.decide import Known
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.units import GIB
@@ -92,7 +93,7 @@ def plan_on(path: Path, host_bytes: int, device_bytes: int, *, can_pin: bool) ->
     spec = MODELS[path.stem.rpartition("-")[0]].spec()
     layouts = tuple(make_layout(layer) for layer in spec.layers)
     machine = MachineSpec(host_bytes, "the name", 16, "cuda:0", "a GPU", device_bytes)
-    return make_plan(load_config(path).config, spec, layouts, machine, can_pin=can_pin)
+    return make_plan(load_config(path).config, spec, layouts, machine, Known(can_pin=can_pin))
 
 
 def promised_bytes(path: Path) -> tuple[int, int]:

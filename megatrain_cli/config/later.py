@@ -43,8 +43,6 @@ def find_not_yet(config: TrainConfig) -> Iterator[Finding]:
             " run is deterministic",
             ("pipeline.device",),
         )
-    if pipeline.compile is True:
-        yield Finding("pipeline.compile", f"true {_NOT_YET}; use `auto`, which is off for now")
     if pipeline.staging_bytes != "auto":
         yield Finding("pipeline.staging_bytes", f"a size {_NOT_YET}; use `auto`: the largest layer")
     if config.checkpoint.save_steps is not None:

@@ -1,13 +1,16 @@
 """What the compute lane does: one layer and one micro-batch at a time, on the current stream."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from megatrain_cli.errors import InternalError
+from megatrain_cli.model.functions import Functions
 from megatrain_cli.model.handles import saved_weights
 from megatrain_cli.model.loss import chunked_loss, supervised_positions
 from megatrain_cli.model.recorder import LayerArgs
@@ -64,9 +67,11 @@ def make_inputs(
 
 @dataclass(frozen=True)
 class _Graph:
+    """A layer's way back. Holds no output: the next layer's input buffer has a copy of it."""
+
     source: torch.Tensor | None
     leaves: list[torch.Tensor]
-    result: torch.Tensor
+    output: GradientEdge
 
 
 class Compute:
@@ -79,13 +84,16 @@ class Compute:
         prologue: Prologue,
         layers: Sequence[LayerTemplate],
         head: Head,
+        functions: Functions,
         head_chunk: int,
+        whole_chunk: int,
         tied: Sequence[str],
         device: torch.device,
     ) -> None:
         self._shape, self._buffers, self._device = shape, buffers, device
         self._prologue, self._layers, self._head = prologue, layers, head
-        self._head_chunk = head_chunk
+        self._functions, self._head_chunk = functions, head_chunk
+        self._whole = functions.whole_chunks(whole_chunk)
         self._tied_at = buffers.layouts[-1].numel  # the embedding's place in the head's slot
         names = [entry.param.name for entry in buffers.layouts[0].entries]
         places = [names.index(name) for name in tied]
@@ -98,14 +106,15 @@ class Compute:
         """One layer; its graph is kept only if the plan keeps its activations."""
         kept = op.layer in self._shape.kept
         with torch.set_grad_enabled(kept):
-            graph = self._apply(op, step, keep=kept)
+            source, leaves, result = self._apply(op, step, keep=kept)
         if kept:
-            self._graphs[op.layer, _mb(op)] = graph
-        self._buffers.hidden[op.writes[0]].copy_(graph.result.detach())
+            self._graphs[op.layer, _mb(op)] = _Graph(source, leaves, get_gradient_edge(result))
+        self._buffers.hidden[op.writes[0]].copy_(result.detach())
 
     def recompute(self, op: Op, step: StepInputs) -> None:
         """Forward again, this time with a graph."""
-        self._graphs[op.layer, _mb(op)] = self._apply(op, step, keep=False)
+        source, leaves, result = self._apply(op, step, keep=False)
+        self._graphs[op.layer, _mb(op)] = _Graph(source, leaves, get_gradient_edge(result))
 
     def loss(self, op: Op, step: StepInputs) -> None:
         """The head: logits, loss and their backward over supervised positions."""
@@ -119,7 +128,7 @@ class Compute:
         positions, targets = map(self._upload, step.picked[mb])
         source = hidden[self._shape.input_of(op.layer, mb)].flatten(0, 1)
         loss, gradient = chunked_loss(
-            self._head,
+            self._functions.chunk_loss,
             self._head.leaves(flat),
             self._head.tied_leaves(flat[self._tied_at :]),
             source.index_select(0, positions),
@@ -127,6 +136,7 @@ class Compute:
             scale=step.scale,
             chunk=self._head_chunk,
             sums=[*self._collector.head_sums, *self._collector.tied_sums],
+            whole=self._whole,
         )
         total += loss.double() * step.scale
         out = hidden[op.buffer("output_gradient")].flatten(0, 1)
@@ -144,7 +154,7 @@ class Compute:
         above = self._buffers.hidden[op.buffer("output_gradient")]
         inputs = [*([] if graph.source is None else [graph.source]), *graph.leaves]
         gradients: Sequence[torch.Tensor | None]
-        gradients = torch.autograd.grad([graph.result], inputs, [above], allow_unused=True)
+        gradients = torch.autograd.grad([graph.output], inputs, [above], allow_unused=True)
         if graph.source is not None:
             below, *gradients = gradients
             assert below is not None
@@ -153,7 +163,10 @@ class Compute:
         if op.last:
             self._finish_gradient(op, gradients)
 
-    def _apply(self, op: Op, step: StepInputs, *, keep: bool) -> _Graph:
+    def _apply(
+        self, op: Op, step: StepInputs, *, keep: bool
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor], torch.Tensor]:
+        """Source, leaves and result of one layer."""
         mb = _mb(op)
         flat = self._buffers.slot(op).require(op.layer)
         self._seed(op.layer, mb, step)
@@ -161,17 +174,19 @@ class Compute:
             leaves = self._prologue.leaves(flat)
             input_ids = self._upload(step.batch[mb].input_ids)
             result, step.args[mb] = self._prologue(leaves, input_ids)
-            return _Graph(None, leaves, result)
+            return None, leaves, result
         template = self._layers[op.layer - 1]
         leaves = template.leaves(flat)
         hidden = self._buffers.hidden[self._shape.input_of(op.layer, mb)]
         source = hidden.detach().requires_grad_()
         args = step.args[mb][op.layer - 1]
-        if not keep:
-            return _Graph(source, leaves, template(leaves, source, args))
         numel = self._buffers.layouts[op.layer].numel
-        with saved_weights(flat[:numel], lambda: self._run_of(op.layer)[:numel]):
-            return _Graph(source, leaves, template(leaves, source, args))
+        with (
+            saved_weights(flat[:numel], lambda: self._run_of(op.layer)[:numel])
+            if keep
+            else nullcontext()
+        ):
+            return source, leaves, self._functions.layer(template, leaves, source, args)
 
     def _run_of(self, layer: int) -> torch.Tensor:
         """The weights of a kept layer at its backward, wherever they were streamed to."""

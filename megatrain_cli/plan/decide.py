@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from megatrain_cli.config.schema import KeepLayers, TrainConfig
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.spec import ModelSpec
+from megatrain_cli.plan.activations import Activations
 from megatrain_cli.plan.machine import MachineSpec
-from megatrain_cli.plan.tiles import ComputeDtype, TileFormat
-from megatrain_cli.units import MIB
+from megatrain_cli.plan.measured import Measured
+from megatrain_cli.plan.tiles import DTYPE_BYTES, ComputeDtype, TileFormat
+from megatrain_cli.units import MIB, round_up
 
-# FP32 logits of one chunk of the head. Their size is chunk x vocabulary, and a few copies of them
-# are alive at once, so this bounds the head whatever the length and the vocabulary.
+# FP32 logits of one chunk of the eager head. Their size is chunk x vocabulary, and a few copies of
+# them are alive at once, so this bounds the head whatever the length and the vocabulary.
 HEAD_CHUNK_BYTES = 512 * MIB
+
+# The compiled head holds one copy of its logits in the compute dtype. 4096 positions reach 600
+# TFLOPS at 2048 x 151936 on an H200, as 8192 do; 2048 reach 565.
+WHOLE_CHUNK = 4096
+WHOLE_CHUNK_BYTES = 4096 * MIB
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,9 @@ class Decisions:
             head's when they are tied.
         keep_layers: How many decoder layers, the last ones, keep their activations.
         micro_batch_size: Rows that pass through a layer at once; 1 on the CPU, whatever was asked.
-        head_chunk: Positions per chunk of the head.
+        compiled: Layers and head are compiled; all rows of a run then have one length.
+        head_chunk: Positions per chunk of the eager head.
+        whole_chunk: Positions per chunk of the compiled head; 0 if nothing is compiled.
     """
 
     dtype: ComputeDtype
@@ -45,8 +54,27 @@ class Decisions:
     max_length: int
     keep_layers: int
     offload: bool
+    compiled: bool
     head_chunk: int
+    whole_chunk: int
     threads: int
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a run finds out after its first plan, and plans again with.
+
+    Attributes:
+        can_pin: False after the driver refused to page-lock the store.
+        can_compile: False after `torch.compile` failed.
+        length: Tokens of the longest row, once the data is known.
+        measured: From the rehearsal, once it has been.
+    """
+
+    can_pin: bool = True
+    can_compile: bool = True
+    length: int | None = None
+    measured: Measured | None = None
 
 
 def decide(
@@ -54,20 +82,19 @@ def decide(
     spec: ModelSpec,
     layouts: tuple[LayerLayout, ...],
     machine: MachineSpec,
-    *,
-    can_pin: bool = True,
+    known: Known,
 ) -> Decisions:
-    """Resolve every `auto`.
+    """Resolve every `auto` but that of the activations, which needs the bill: see `make_plan`.
 
     Args:
         config: What was asked.
         spec: The model.
         layouts: Of all layers, in order.
         machine: What there is.
-        can_pin: False after the driver refused to page-lock the store.
+        known: What has been learned since the first plan.
     """
     eager = config.optimizer.update == "eager"
-    pin = machine.has_cuda and config.store.memory != "pageable" and can_pin
+    pin = machine.has_cuda and config.store.memory != "pageable" and known.can_pin
     accumulation = config.train.gradient_accumulation_steps
     rows = config.train.micro_batch_size
     if not machine.has_cuda:
@@ -78,10 +105,17 @@ def decide(
     slabs = config.pipeline.grad_slabs
     asked = config.train.gradient_accumulation_steps
     num_slabs = max(2, math.ceil(1.5 * asked)) if slabs == "auto" else slabs
-    keep, offload = _activations(config, spec)
+    activations = _asked_activations(config, spec)
+    longest = min(known.length or config.data.max_length, config.data.max_length)
     body = spec.decoder_layers
     slab_numel = max(layout.numel for layout in layouts[1 : len(body) + 1])
     head_numel = layouts[-1].numel + (layouts[0].numel if spec.tied else 0)
+    # A model with dropout stays eager: a compiled forward without a graph and one with a graph draw
+    # other masks from the same seed, and a layer that is computed twice needs the same ones.
+    compiled = can_be_compiled(spec, machine) and known.can_compile
+    compiled = compiled and config.pipeline.compile is not False
+    whole = WHOLE_CHUNK_BYTES // (DTYPE_BYTES[config.model.dtype] * spec.vocab_size)
+    whole = min(whole, WHOLE_CHUNK, round_up(rows * longest, 64))
     chunk = HEAD_CHUNK_BYTES // (4 * spec.vocab_size)
     # One core stays free for the thread that feeds the GPU.
     spare = 1 if machine.has_cuda else 0
@@ -98,17 +132,28 @@ def decide(
         slab_numel=slab_numel,
         micro_batch_size=rows,
         num_micro_batches=accumulation,
-        max_length=config.data.max_length,
-        keep_layers=keep,
-        offload=offload,
+        max_length=longest,
+        keep_layers=activations.keep_layers,
+        offload=activations.offload,
+        compiled=compiled,
         head_chunk=max(64, chunk // 64 * 64),
+        whole_chunk=max(64, whole // 64 * 64) if compiled else 0,
         threads=max(1, machine.num_cores - spare) if threads == "auto" else threads,
     )
 
 
-def _activations(config: TrainConfig, spec: ModelSpec) -> tuple[int, bool]:
+def can_be_compiled(spec: ModelSpec, machine: MachineSpec) -> bool:
+    """Whether `torch.compile` may be used: one shape for all rows, and no dropout.
+
+    On the CPU rows come one by one, each at its own length.
+    """
+    return machine.has_cuda and not spec.has_dropout
+
+
+def _asked_activations(config: TrainConfig, spec: ModelSpec) -> Activations:
+    """What was asked; nothing is kept where the choice is ours."""
     asked = config.pipeline.activations
     num_layers = len(spec.decoder_layers)
     if isinstance(asked, KeepLayers):
-        return min(asked.keep_layers, num_layers), asked.offload
-    return (num_layers if asked == "keep" else 0), False
+        return Activations(min(asked.keep_layers, num_layers), asked.offload)
+    return Activations(num_layers if asked == "keep" else 0, False)

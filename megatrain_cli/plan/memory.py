@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.spec import LayerSpec, ModelSpec
 from megatrain_cli.plan.decide import Decisions
-from megatrain_cli.plan.tiles import PAGE_BYTES, store_bytes
+from megatrain_cli.plan.measured import Measured
+from megatrain_cli.plan.tiles import DTYPE_BYTES, PAGE_BYTES, store_bytes
 from megatrain_cli.units import MIB, round_up
 
 PAGEABLE, PINNED, DEVICE = "host pageable", "host pinned", "device"
@@ -24,9 +25,12 @@ CUDA_CONTEXT_BYTES = 840 * MIB
 # Reserved by torch's caching allocator beside what is in use: 0.25 to 0.55 GiB in the same runs.
 ALLOCATOR_BYTES = 512 * MIB
 
-# Factors of the estimates below, from eager kernels on an H200: norms keep FP32 copies of what they
-# normalise, and a product's backward holds the gradients of its inputs beside the graph.
-_GRAPH, _BACKWARD = 1.5, 1.3
+# Factors of the estimates below, from an H200, for plans made before anything is measured. Eager
+# norms keep FP32 copies of what they normalise, and a product's backward holds the gradients of
+# its inputs beside the graph.
+_GRAPH, _COMPILED_GRAPH, _BACKWARD = 1.5, 0.9, 1.3
+# Of kept activations: what many blocks of a few sizes leave unused between them.
+_FRAGMENTS = 0.01
 # What saving a layer holds beside its tile, in sizes of its weights: safetensors serialises copies.
 _SAVING = 2.5
 
@@ -52,17 +56,23 @@ class PlanLine:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the formulas are made of."""
+    """What the formulas are made of; without `measured`, some are estimates."""
 
     spec: ModelSpec
     layouts: tuple[LayerLayout, ...]
     decisions: Decisions
     on_gpu: bool
+    measured: Measured | None = None
 
     @property
     def width(self) -> int:
         """Bytes of one element in the compute dtype."""
-        return 2 if self.decisions.dtype == "bfloat16" else 4
+        return DTYPE_BYTES[self.decisions.dtype]
+
+    @property
+    def num_recomputed(self) -> int:
+        """Decoder layers whose activations are computed again."""
+        return len(self.spec.decoder_layers) - self.decisions.keep_layers
 
     @property
     def device(self) -> str:
@@ -150,7 +160,7 @@ def gateway(sizes: Sizes) -> PlanLine:
 def offloaded_inputs(sizes: Sizes) -> PlanLine:
     """Inputs of recomputed layers x micro-batches."""
     d = sizes.decisions
-    count = (len(sizes.spec.decoder_layers) - d.keep_layers) * d.num_micro_batches
+    count = sizes.num_recomputed * d.num_micro_batches
     num_bytes = count * round_up(sizes.hidden_bytes, PAGE_BYTES) if d.offload else 0
     place = PINNED if sizes.on_gpu else PAGEABLE
     return PlanLine("offloaded inputs", place, num_bytes, f"{count} x B x T x D")
@@ -185,8 +195,7 @@ def layer_inputs(sizes: Sizes) -> PlanLine:
     d = sizes.decisions
     count = len(sizes.spec.decoder_layers) + 1
     if d.offload:
-        recomputed = len(sizes.spec.decoder_layers) - d.keep_layers
-        count += min(2, recomputed) - recomputed
+        count += min(2, sizes.num_recomputed) - sizes.num_recomputed
     count *= d.num_micro_batches
     return PlanLine(
         "layer inputs", sizes.device, count * sizes.hidden_bytes, f"{count} x B x T x D"
@@ -203,41 +212,55 @@ def output_gradients(sizes: Sizes) -> PlanLine:
 def kept_activations(sizes: Sizes) -> PlanLine:
     """Kept layers x micro-batches x what one layer's backward needs (see `graph_bytes`)."""
     d = sizes.decisions
-    kept = sizes.spec.decoder_layers[len(sizes.spec.decoder_layers) - d.keep_layers :]
+    kept = sizes.spec.decoder_layers[sizes.num_recomputed :]
     num_bytes = d.num_micro_batches * sum(graph_bytes(sizes, layer) for layer in kept)
+    how = "measured" if sizes.measured else "estimated"
     return PlanLine(
-        "kept activations", sizes.device, num_bytes, f"{d.keep_layers} layers x graph of one"
+        "kept activations",
+        sizes.device,
+        num_bytes,
+        f"{d.keep_layers} layers x {d.num_micro_batches} x graph of one, {how}",
     )
 
 
 def working_set(sizes: Sizes) -> PlanLine:
     """One layer at work: its graph and backward, its parameters' gradients, some hidden states."""
-    return PlanLine(
-        "one layer at work",
-        sizes.device,
-        _layer_at_work(sizes),
-        f"{_BACKWARD} x graph + gradients + 4 x B x T x D",
-    )
+    how = "measured" if sizes.measured else f"{_BACKWARD} x graph + gradients + 4 x B x T x D"
+    return PlanLine("one layer at work", sizes.device, _layer_at_work(sizes), how)
 
 
 def head_chunk(sizes: Sizes) -> PlanLine:
     """One chunk of the head at work, as far as it needs more than one layer does."""
     num_bytes = max(0, _chunk_at_work(sizes) - _layer_at_work(sizes))
-    return PlanLine("head chunk", sizes.device, num_bytes, "logits + gradients, beyond a layer")
+    how = "measured" if sizes.measured else "logits + gradients"
+    return PlanLine("head chunk", sizes.device, num_bytes, f"{how}, beyond a layer")
 
 
 def _layer_at_work(sizes: Sizes) -> int:
-    graph = max(graph_bytes(sizes, layer) for layer in sizes.spec.decoder_layers)
+    layers = sizes.spec.decoder_layers
+    if sizes.measured:
+        # The graph of a kept layer is on that bill.
+        kept = sizes.measured.graph_bytes if not sizes.num_recomputed else {}
+        return max(sizes.measured.layer_bytes[x.kind] - kept.get(x.kind, 0) for x in layers)
+    graph = max(graph_bytes(sizes, layer) for layer in layers)
     gradients = sizes.largest_numel * sizes.width
     return int(_BACKWARD * graph) + gradients + 4 * sizes.hidden_bytes
 
 
 def _chunk_at_work(sizes: Sizes) -> int:
-    """Logits and their gradient in the compute dtype and FP32, and the weight's gradient."""
+    """Logits of a chunk, the weight's gradient, and the positions' hidden states.
+
+    Eager, logits and their gradient in the compute dtype and FP32; compiled, one copy of both in
+    the compute dtype.
+    """
+    if sizes.measured:
+        return sizes.measured.head_bytes
     d = sizes.decisions
-    rows = min(d.head_chunk, d.micro_batch_size * d.max_length)
-    logits = rows * sizes.spec.vocab_size * (2 * sizes.width + 2 * 4)
-    return logits + sizes.spec.vocab_size * sizes.spec.hidden_size * sizes.width
+    positions = d.micro_batch_size * d.max_length
+    logits = min(d.head_chunk, positions) * sizes.spec.vocab_size * (2 * sizes.width + 2 * 4)
+    logits = max(logits, d.whole_chunk * sizes.spec.vocab_size * sizes.width)
+    weight = sizes.spec.vocab_size * sizes.spec.hidden_size * sizes.width
+    return logits + weight + 2 * sizes.hidden_bytes
 
 
 def cuda_context(sizes: Sizes) -> PlanLine:
@@ -248,21 +271,24 @@ def cuda_context(sizes: Sizes) -> PlanLine:
 
 def allocator(sizes: Sizes) -> PlanLine:
     """What the caching allocator keeps and nobody uses."""
-    num_bytes = ALLOCATOR_BYTES if sizes.on_gpu else 0
+    kept = int(_FRAGMENTS * kept_activations(sizes).num_bytes)
+    num_bytes = ALLOCATOR_BYTES + kept if sizes.on_gpu else 0
     return PlanLine("allocator slack", DEVICE, num_bytes, "measured once")
 
 
 def graph_bytes(sizes: Sizes, layer: LayerSpec) -> int:
-    """What autograd keeps of one layer and micro-batch, estimated from its matrices.
+    """What autograd keeps of one layer and micro-batch; an estimate if it was not measured.
 
     Every matrix product keeps its input, and what follows it keeps its output: (in + out) elements
-    a token, and half as much again for norms. Attention that is not fused also keeps its T x T
-    scores, in FP32 and twice.
+    a token, and half as much again for eager norms; compiled ones are computed again. Attention
+    that is not fused also keeps its T x T scores, in FP32 and twice.
     """
+    if sizes.measured:
+        return sizes.measured.graph_bytes[layer.kind]
     d = sizes.decisions
     per_token = sum(sum(p.shape[-2:]) for p in layer.params if len(p.shape) >= 2)
     tokens = d.micro_batch_size * d.max_length
-    num_bytes = int(_GRAPH * tokens * per_token * sizes.width)
+    num_bytes = int((_COMPILED_GRAPH if d.compiled else _GRAPH) * tokens * per_token * sizes.width)
     if d.attention == "eager":
         num_bytes += 2 * 4 * tokens * d.max_length * sizes.spec.num_heads
     return num_bytes

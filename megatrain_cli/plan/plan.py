@@ -1,15 +1,20 @@
 """Config, model and machine decided: what a run will hold, where, and whether it fits."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.spec import ModelSpec
-from megatrain_cli.plan.decide import Decisions, decide
+from megatrain_cli.plan.activations import choose_activations
+from megatrain_cli.plan.decide import Decisions, Known, decide
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.memory import DEVICE, PlanLine, Sizes, bill
 from megatrain_cli.plan.remedies import advise, device_ways, host_ways
-from megatrain_cli.units import show_bytes, show_count
+from megatrain_cli.units import GIB, show_bytes, show_count
+
+# What `activations: auto` leaves free, of RAM and of the device, for whatever else may come.
+SPARE_BYTES = 1 * GIB
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,7 @@ class RunPlan:
         lines: The bill, by owner.
         layer_numels: Elements of each layer's run, in order.
         tied: Whether the head shares the embedding's weights.
+        known: What it was made with beside config, model and machine.
         shortfalls: One line for each place where the bill exceeds what there is; empty if it fits.
     """
 
@@ -30,16 +36,17 @@ class RunPlan:
     lines: tuple[PlanLine, ...]
     shortfalls: tuple[str, ...]
     summary: tuple[tuple[str, str], ...]
+    known: Known
 
     @property
     def host_bytes(self) -> int:
         """All host memory, pinned and pageable."""
-        return sum(line.num_bytes for line in self.lines if line.place != DEVICE)
+        return _total(self.lines, device=False)
 
     @property
     def device_bytes(self) -> int:
         """All device memory."""
-        return sum(line.num_bytes for line in self.lines if line.place == DEVICE)
+        return _total(self.lines, device=True)
 
     def to_json(self) -> dict[str, object]:
         """For machines: decisions, bill, verdict."""
@@ -59,24 +66,38 @@ def make_plan(
     spec: ModelSpec,
     layouts: tuple[LayerLayout, ...],
     machine: MachineSpec,
-    *,
-    can_pin: bool = True,
+    known: Known = Known(),  # noqa: B008  has no state
 ) -> RunPlan:
     """Decide and add up. Never raises for a run that does not fit: see `shortfalls`."""
 
-    def lines_of(asked: TrainConfig) -> tuple[PlanLine, ...]:
-        decisions = decide(asked, spec, layouts, machine, can_pin=can_pin)
-        return bill(Sizes(spec, layouts, decisions, machine.has_cuda))
+    def lines_of(decisions: Decisions) -> tuple[PlanLine, ...]:
+        return bill(Sizes(spec, layouts, decisions, machine.has_cuda, known.measured))
+
+    def decide_all(asked: TrainConfig) -> Decisions:
+        decisions = decide(asked, spec, layouts, machine, known)
+        if asked.pipeline.activations != "auto":
+            return decisions
+
+        def fits(keep_layers: int, offload: bool) -> bool:
+            tried = lines_of(replace(decisions, keep_layers=keep_layers, offload=offload))
+            on_host = _total(tried, device=False) + SPARE_BYTES <= machine.host_bytes
+            if not machine.has_cuda:
+                return on_host
+            on_device = _total(tried, device=True) + SPARE_BYTES <= machine.device_bytes
+            return on_device and (on_host or not offload)
+
+        chosen = choose_activations(len(spec.decoder_layers), fits)
+        return replace(decisions, keep_layers=chosen.keep_layers, offload=chosen.offload)
 
     def host_bytes(asked: TrainConfig) -> int:
-        return sum(line.num_bytes for line in lines_of(asked) if line.place != DEVICE)
+        return _total(lines_of(decide_all(asked)), device=False)
 
     def device_bytes(asked: TrainConfig) -> int:
-        return sum(line.num_bytes for line in lines_of(asked) if line.place == DEVICE)
+        return _total(lines_of(decide_all(asked)), device=True)
 
-    decisions = decide(config, spec, layouts, machine, can_pin=can_pin)
-    lines = lines_of(config)
-    host, device = host_bytes(config), device_bytes(config)
+    decisions = decide_all(config)
+    lines = lines_of(decisions)
+    host, device = _total(lines, device=False), _total(lines, device=True)
     shortfalls = []
     if host > machine.host_bytes:
         advice = advise(config, host_ways(), host_bytes, "a machine with more RAM")
@@ -94,7 +115,13 @@ def make_plan(
         )
     summary = _summary(config, spec, decisions, machine)
     numels = tuple(layout.numel for layout in layouts)
-    return RunPlan(decisions, machine, numels, bool(spec.tied), lines, tuple(shortfalls), summary)
+    return RunPlan(
+        decisions, machine, numels, bool(spec.tied), lines, tuple(shortfalls), summary, known
+    )
+
+
+def _total(lines: Sequence[PlanLine], *, device: bool) -> int:
+    return sum(line.num_bytes for line in lines if (line.place == DEVICE) == device)
 
 
 def _summary(
@@ -105,13 +132,17 @@ def _summary(
     tied = ", tied head" if spec.tied else ""
     updates = "eager" if d.eager else "deferred"
     slot_bytes = d.slot_numel * (2 if d.dtype == "bfloat16" else 4)
-    kept = f"{d.keep_layers} of {layers} layers kept, others recomputed"
+    kept = f"{d.keep_layers} of {layers} layers kept"
+    if d.keep_layers < layers:
+        # A layer's forward is a third of its work.
+        more = 100 * (layers - d.keep_layers) / (3 * layers)
+        kept += f", {layers - d.keep_layers} computed twice (+{more:.0f} % work)"
     rows = f"{d.num_micro_batches} x {d.micro_batch_size} rows of up to {d.max_length} tokens"
     size = f"{show_count(spec.num_parameters)} parameters, {layers} layers{tied}"
     return (
         ("model", f"{spec.architecture}, {size}"),
         ("device", machine.device_name or "CPU"),
-        ("compute", f"{d.dtype}, attention {d.attention}"),
+        ("compute", f"{d.dtype}, attention {d.attention}" + ", compiled" * d.compiled),
         ("masters", f"{d.tile_format.master}, updates {updates} on {d.threads} threads"),
         ("store", "page-locked in place" if d.pin_store else "pageable"),
         ("gradients", f"{d.num_slabs} slabs" if d.num_slabs else "straight into the tiles"),

@@ -18,7 +18,8 @@ MasterMode = Literal["fp32_split", "bf16", "bf16_stochastic", "fp32"]
 # Every region starts on a page of its own: page-locking and O_DIRECT writes work on whole pages.
 PAGE_BYTES = 4096
 
-_WIDTH = {"bfloat16": 2, "float32": 4}
+# Bytes of one element.
+DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def tile_regions(numel: int, fmt: TileFormat) -> dict[str, int]:
     `weights` and `gradient` come first and side by side, so that one page-locked range covers all
     that crosses the link.
     """
-    width = _WIDTH[fmt.compute_dtype]
+    width = DTYPE_BYTES[fmt.compute_dtype]
     widths = {"weights": width}
     if fmt.keep_gradient:
         widths["gradient"] = width

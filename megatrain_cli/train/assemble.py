@@ -1,7 +1,7 @@
 """A config becomes live objects, in order; the only place that constructs them."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.data.examples import Examples
 from megatrain_cli.errors import DeviceError, ModelError, PlanError
 from megatrain_cli.model.discover import discover
+from megatrain_cli.model.functions import Functions
 from megatrain_cli.model.initial import RandomLayers
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head, LayerTemplate, Prologue
@@ -26,7 +27,7 @@ from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
 from megatrain_cli.pipeline.slabs import SlabPool
 from megatrain_cli.pipeline.staging import Gateway
 from megatrain_cli.pipeline.verify import check_schedule
-from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.plan.decide import Decisions, can_be_compiled
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.probe import probe_machine
 from megatrain_cli.report.console import RunConsole
@@ -47,6 +48,7 @@ class Engine:
     executor: Executor
     lanes: Lanes
     updater: TileUpdater
+    functions: Functions
 
     def close(self) -> None:
         """End threads, then release memory; every part, even if another's end fails."""
@@ -72,7 +74,11 @@ def schedule_of(plan: RunPlan) -> tuple[Op, ...]:
 
 
 def assemble(
-    loaded: LoadedConfig, skeleton: Skeleton, plan: RunPlan, console: RunConsole
+    loaded: LoadedConfig,
+    skeleton: Skeleton,
+    plan: RunPlan,
+    functions: Functions,
+    console: RunConsole,
 ) -> Engine:
     """Build the engine: store, weights, pipeline.
 
@@ -92,15 +98,21 @@ def assemble(
             torch.cuda.set_device(device)
         lanes: Lanes = CudaLanes(device) if device.type == "cuda" else InlineLanes()
         stack.callback(lanes.close)
-        executor = build_executor(skeleton, plan, store, lanes)
+        executor = build_executor(skeleton, plan, store, lanes, functions)
         stack.callback(executor.close)
         updater = TileUpdater(plan.decisions.threads, fmt=plan.decisions.tile_format)
         stack.pop_all()
-    return Engine(plan, skeleton, store, executor, lanes, updater)
+    return Engine(plan, skeleton, store, executor, lanes, updater, functions)
 
 
 def build_executor(
-    skeleton: Skeleton, plan: RunPlan, store: MasterStore, lanes: Lanes, *, poison: bool = False
+    skeleton: Skeleton,
+    plan: RunPlan,
+    store: MasterStore,
+    lanes: Lanes,
+    functions: Functions,
+    *,
+    poison: bool = False,
 ) -> Executor:
     """The pipeline over a filled store, its schedule proved."""
     d = plan.decisions
@@ -129,7 +141,9 @@ def build_executor(
         Prologue(skeleton),
         layers,
         Head(skeleton),
+        functions,
         d.head_chunk,
+        d.whole_chunk,
         spec.tied,
         device,
     )
@@ -168,6 +182,12 @@ def _discover(config: TrainConfig) -> Skeleton:
 
 def _plan(config: TrainConfig, skeleton: Skeleton) -> RunPlan:
     machine = probe_machine(config.pipeline.device)
+    if config.pipeline.compile is True and not can_be_compiled(skeleton.spec, machine):
+        reason = "the model has dropout" if machine.has_cuda else "there is no CUDA device"
+        raise PlanError(
+            f"`pipeline.compile` is true and {reason}: layers cannot be compiled then. Set "
+            "`pipeline.compile: auto`."
+        )
     return make_plan(config, skeleton.spec, skeleton.layouts, machine)
 
 
@@ -185,7 +205,8 @@ def _pin(
         if config.store.memory == "pinned":
             raise
         console.note(f"{error} Going on with ordinary memory and pinned staging: slower copies.")
-        plan = make_plan(config, skeleton.spec, skeleton.layouts, plan.machine, can_pin=False)
+        known = replace(plan.known, can_pin=False)
+        plan = make_plan(config, skeleton.spec, skeleton.layouts, plan.machine, known)
         if plan.shortfalls:
             raise PlanError("\n".join(plan.shortfalls)) from error
     return plan

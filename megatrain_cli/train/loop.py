@@ -23,6 +23,7 @@ from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.rows import StepRows, TrainingRows, load_rows
 from megatrain_cli.train.step import StepUpdate, UpdateClock
 from megatrain_cli.train.stop import StopRequest
+from megatrain_cli.train.warm_up import warm_up
 
 
 def train(loaded: LoadedConfig, console: RunConsole) -> None:
@@ -41,11 +42,15 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
         rows = load_rows(config, plan.decisions)
         check_examples(rows.examples, skeleton, Path(config.model.path))
         _show_rows(rows, console)
+        with _device_errors(config.train.micro_batch_size):
+            plan, functions = warm_up(config, skeleton, plan, rows.longest, console)
+        if plan.shortfalls:  # measured, it may need more than it seemed
+            raise PlanError("\n".join(plan.shortfalls))
         console.plan(plan)
         width = DTYPES[config.model.dtype].itemsize
         check_room(folder.path, skeleton.spec.num_parameters * width)
         with _device_errors(config.train.micro_batch_size):
-            engine = assemble(loaded, skeleton, plan, console)
+            engine = assemble(loaded, skeleton, plan, functions, console)
         stack.callback(engine.close)
         folder.write_config(dump_config(config))
         journal = stack.enter_context(Journal(folder.metrics))
@@ -103,7 +108,8 @@ class Run:
             seed = None
             if self._engine.skeleton.spec.has_dropout:
                 seed = partial(dropout_seed, self._config.train.seed, index)
-            issued = self._engine.executor.run_step(rows.micro_batches, update, seed)
+            with self._engine.functions.no_recompile():
+                issued = self._engine.executor.run_step(rows.micro_batches, update, seed)
             issued.clipped.wait()
             ended = time.perf_counter()
             yield self._record(index, rows, update, issued, began, loaded, ended)

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.data.batch import find_pad_id, make_micro_batches
 from megatrain_cli.data.examples import (
@@ -55,6 +57,12 @@ class TrainingRows:
     _pad_id: int
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest row, rounded up for the kernels: the length of compiled rows."""
+        longest = int(np.diff(self.examples.offsets).max())
+        return min(round_up(longest, LENGTH_STEP), self._config.data.max_length)
+
+    @property
     def rows_per_step(self) -> int:
         """Rows of a full step."""
         return self._decisions.micro_batch_size * self._decisions.num_micro_batches
@@ -68,7 +76,9 @@ class TrainingRows:
         chosen = self._stream.rows_of_update(index, self.rows_per_step, total)
         rows = [self.examples.row(i) for i in chosen]
         length = None
-        if d.micro_batch_size > 1:
+        if d.compiled:
+            length = self.longest
+        elif d.micro_batch_size > 1:
             longest = max(len(ids) for ids, _ in rows)
             length = min(round_up(longest, LENGTH_STEP), d.max_length)
         micro = make_micro_batches(

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from megatrain_cli.model.discover import discover
 from megatrain_cli.model.layout import LayerLayout
-from megatrain_cli.model.loss import chunked_loss, supervised_positions
+from megatrain_cli.model.loss import chunked_loss, head_loss, supervised_positions
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head, LayerTemplate, Prologue
 
@@ -96,7 +96,7 @@ class Streamed:
         leaves, tied = head.leaves(self.runs[-1]), head.tied_leaves(self.runs[0])
         sums = [torch.zeros(x.shape) for x in (*leaves, *tied)]
         loss_sum, gathered_gradient = chunked_loss(
-            head,
+            head_loss(head),
             leaves,
             tied,
             inputs[-1].detach().flatten(0, 1)[positions],

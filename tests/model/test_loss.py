@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from megatrain_cli.model.loss import chunked_loss, supervised_positions
+from megatrain_cli.model.loss import (
+    WholeChunks,
+    chunked_loss,
+    cut_positions,
+    head_loss,
+    supervised_positions,
+)
 from megatrain_cli.model.template import Head
 from tests.families import KINDS, make_tiny
 from tests.model.streamed import Streamed, random_ids, save_and_open
@@ -79,6 +85,9 @@ def fake_head(weights: Sequence[Tensor], tied: Sequence[Tensor], hidden: Tensor)
     return hidden * weights[0] @ tied[0].T
 
 
+FAKE_LOSS = head_loss(fake_head)
+
+
 def make_fake(dtype: torch.dtype, n: int) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     norm = torch.rand(8, generator=generator).to(dtype).requires_grad_()
@@ -103,7 +112,7 @@ def test_only_supervised_positions_reach_the_head(tmp_path: Path) -> None:
     leaves, tied = head.leaves(streamed.runs[-1]), head.tied_leaves(streamed.runs[0])
     sums = [torch.zeros(x.shape) for x in (*leaves, *tied)]
     hidden = torch.randn(40, 32)[positions]
-    chunked_loss(counting, leaves, tied, hidden, targets, scale=0.25, chunk=3, sums=sums)
+    chunked_loss(head_loss(counting), leaves, tied, hidden, targets, scale=0.25, chunk=3, sums=sums)
     assert rows == [3, 1]
 
 
@@ -111,7 +120,7 @@ def test_no_supervised_token_means_no_loss_and_no_gradient() -> None:
     norm, embed, hidden, targets = make_fake(torch.bfloat16, 0)
     sums = [torch.zeros(8), torch.zeros(30, 8)]
     loss, gradient = chunked_loss(
-        fake_head, norm, embed, hidden, targets, scale=1.0, chunk=4, sums=sums
+        FAKE_LOSS, norm, embed, hidden, targets, scale=1.0, chunk=4, sums=sums
     )
     assert loss.item() == 0
     assert loss.dtype == torch.float32
@@ -124,7 +133,7 @@ def test_gradients_are_added_to_what_is_there() -> None:
     once = [torch.zeros(8), torch.zeros(30, 8)]
     twice = [torch.zeros(8), torch.zeros(30, 8)]
     for sums in (once, twice, twice):
-        chunked_loss(fake_head, norm, embed, hidden, targets, scale=0.1, chunk=4, sums=sums)
+        chunked_loss(FAKE_LOSS, norm, embed, hidden, targets, scale=0.1, chunk=4, sums=sums)
     for a, b in zip(once, twice, strict=True):
         torch.testing.assert_close(2 * a, b)
 
@@ -134,9 +143,9 @@ def test_many_chunks_in_bf16_sum_as_precisely_as_one() -> None:
     norm, embed, hidden, targets = make_fake(torch.bfloat16, 1)
     one = [torch.zeros(8), torch.zeros(30, 8)]
     many = [torch.zeros(8), torch.zeros(30, 8)]
-    chunked_loss(fake_head, norm, embed, hidden, targets, scale=1 / 64, chunk=1, sums=one)
+    chunked_loss(FAKE_LOSS, norm, embed, hidden, targets, scale=1 / 64, chunk=1, sums=one)
     chunked_loss(
-        fake_head,
+        FAKE_LOSS,
         norm,
         embed,
         hidden.repeat(64, 1),
@@ -155,9 +164,60 @@ def test_the_callers_graph_is_left_alone() -> None:
     sums = [torch.zeros(8), torch.zeros(30, 8)]
     with torch.no_grad():
         loss, gradient = chunked_loss(
-            fake_head, norm, embed, hidden, targets, scale=0.2, chunk=2, sums=sums
+            FAKE_LOSS, norm, embed, hidden, targets, scale=0.2, chunk=2, sums=sums
         )
     assert hidden.grad is None
     assert norm[0].grad is None
     assert not loss.requires_grad
     assert not gradient.requires_grad
+
+
+@given(st.integers(0, 200), st.integers(1, 40), st.none() | st.integers(1, 40))
+def test_chunks_cover_every_position_once_and_compiled_ones_have_one_size(
+    count: int, chunk: int, whole: int | None
+) -> None:
+    cut = list(cut_positions(count, chunk, whole))
+    assert [i for start, end, _ in cut for i in range(start, end)] == list(range(count))
+    for start, end, size in cut:
+        assert 1 <= end - start <= size
+        if end - start < size:  # filled up: at most half of it is wasted
+            assert size == whole
+            assert 2 * (end - start) >= size
+        if size != whole:
+            assert size <= chunk
+    assert (
+        sum(size != whole for _, _, size in cut) <= -(-((whole or count) // 2) // chunk)
+        or not whole
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 9, 13, 14, 20])
+def test_chunks_that_are_filled_up_change_no_gradient(count: int) -> None:
+    """The function for whole chunks is given one size only, and counts nothing it was not given."""
+    norm, embed, hidden, targets = make_fake(torch.float32, count)
+    sizes: list[int] = []
+
+    def whole(
+        weights: Sequence[Tensor], tied: Sequence[Tensor], states: Tensor, wanted: Tensor
+    ) -> Tensor:
+        sizes.append(len(states))
+        return FAKE_LOSS(weights, tied, states, wanted)
+
+    sums = [[torch.zeros(8), torch.zeros(30, 8)] for _ in range(2)]
+    plain = chunked_loss(
+        FAKE_LOSS, norm, embed, hidden, targets, scale=0.2, chunk=100, sums=sums[0]
+    )
+    filled = chunked_loss(
+        FAKE_LOSS,
+        norm,
+        embed,
+        hidden,
+        targets,
+        scale=0.2,
+        chunk=2,
+        sums=sums[1],
+        whole=WholeChunks(whole, 9),
+    )
+    assert sizes == [9] * ((count + 4) // 9)
+    for a, b in zip([*plain, *sums[0]], [*filled, *sums[1]], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.model.layout import LayerLayout, make_layout
 from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
+from megatrain_cli.plan.decide import Known
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
 
@@ -70,7 +71,7 @@ def plan_for(
     can_pin: bool = True,
 ) -> RunPlan:
     """The plan of a spec."""
-    return make_plan(make_config(sections), spec, layouts_of(spec), machine, can_pin=can_pin)
+    return make_plan(make_config(sections), spec, layouts_of(spec), machine, Known(can_pin=can_pin))
 
 
 specs = st.builds(

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain_cli.plan.decide import HEAD_CHUNK_BYTES, Decisions
+from megatrain_cli.plan.decide import (
+    HEAD_CHUNK_BYTES,
+    WHOLE_CHUNK,
+    WHOLE_CHUNK_BYTES,
+    Decisions,
+)
 from megatrain_cli.plan.machine import MachineSpec
 from tests.plan.small import CPU, GPU, Sections, layouts_of, make_spec, plan_for
 
@@ -83,7 +88,7 @@ def test_a_cpu_takes_rows_one_by_one_and_as_many_of_them() -> None:
 @pytest.mark.parametrize(
     ("activations", "keep", "offload"),
     [
-        ("auto", 0, False),
+        ("auto", 3, False),  # there is room
         ("recompute", 0, False),
         ("keep", 3, False),
         ({"keep_layers": 2}, 2, False),
@@ -95,6 +100,38 @@ def test_activations_become_a_number_of_layers(
 ) -> None:
     found = decided(CPU, {"pipeline": {"activations": activations}})
     assert (found.keep_layers, found.offload) == (keep, offload)
+
+
+@pytest.mark.parametrize(
+    ("machine", "sections", "compiled"),
+    [
+        (GPU, {}, True),
+        (GPU, {"pipeline": {"compile": True}}, True),
+        (GPU, {"pipeline": {"compile": False}}, False),
+        (CPU, {}, False),  # each row has its own length there
+    ],
+)
+def test_layers_are_compiled_on_a_gpu_unless_refused(
+    machine: MachineSpec, sections: Sections, compiled: bool
+) -> None:
+    found = decided(machine, sections)
+    assert found.compiled is compiled
+    assert (found.whole_chunk > 0) is compiled
+
+
+def test_a_model_with_dropout_is_not_compiled() -> None:
+    """Two compiled forms of one layer draw other masks from the same seed."""
+    spec = replace(SPEC, has_dropout=True)
+    assert not plan_for(spec, GPU).decisions.compiled
+
+
+@given(st.integers(1, 64), st.integers(1, 1 << 20))
+def test_a_whole_chunk_is_no_larger_than_the_rows_and_its_bound(rows: int, vocab: int) -> None:
+    sections: Sections = {"train": {"micro_batch_size": rows}}
+    found = plan_for(make_spec(hidden=1, vocab=vocab), GPU, sections).decisions
+    assert found.whole_chunk % 64 == 0
+    assert 64 <= found.whole_chunk <= min(WHOLE_CHUNK, rows * 64)
+    assert found.whole_chunk == 64 or found.whole_chunk * vocab * 2 <= WHOLE_CHUNK_BYTES
 
 
 @pytest.mark.parametrize("tied", [False, True])

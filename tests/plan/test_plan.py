@@ -196,15 +196,16 @@ def test_the_engine_allocates_what_the_bill_says(
 @pytest.mark.parametrize("machine", [CPU, GPU])
 def test_a_run_fits_to_the_last_byte_and_one_less_is_said(machine: MachineSpec) -> None:
     spec = make_spec()
-    whole = plan_for(spec, machine)
+    asked: Sections = {"pipeline": {"activations": "recompute"}}
+    whole = plan_for(spec, machine, asked)
     exact = replace(machine, host_bytes=whole.host_bytes, device_bytes=whole.device_bytes)
-    assert plan_for(spec, exact).shortfalls == ()
+    assert plan_for(spec, exact, asked).shortfalls == ()
     short = replace(exact, host_bytes=whole.host_bytes - 1, host_source="cgroup v2")
-    (line,) = plan_for(spec, short).shortfalls
+    (line,) = plan_for(spec, short, asked).shortfalls
     assert "may be taken (cgroup v2): 1 B are missing." in line
     if machine.has_cuda:
         short = replace(exact, device_bytes=whole.device_bytes - 1)
-        (line,) = plan_for(spec, short).shortfalls
+        (line,) = plan_for(spec, short, asked).shortfalls
         assert "on NVIDIA H200" in line
         assert "1 B are missing." in line
 
@@ -213,12 +214,13 @@ def test_a_run_fits_to_the_last_byte_and_one_less_is_said(machine: MachineSpec) 
 def test_a_shortfall_advises_just_what_frees_memory_and_says_how_much(
     spec: ModelSpec, machine: MachineSpec, asked: Sections
 ) -> None:
+    tiny = replace(machine, host_bytes=0, device_bytes=0)
+
     def needed(config: TrainConfig) -> tuple[int, int]:
-        plan = make_plan(config, spec, layouts_of(spec), machine)
+        plan = make_plan(config, spec, layouts_of(spec), tiny)
         return plan.host_bytes, plan.device_bytes
 
     config = make_config(asked)
-    tiny = replace(machine, host_bytes=0, device_bytes=0)
     shortfalls = plan_for(spec, tiny, asked).shortfalls
     for place, line in enumerate(shortfalls):
         for way in (host_ways(), device_ways(config))[place]:
@@ -250,12 +252,12 @@ def test_the_summary_says_what_was_decided() -> None:
     assert dict(plan_for(spec, GPU, asked).summary) == {
         "model": "TinyForCausalLM, 10.37k parameters, 3 layers, tied head",
         "device": "NVIDIA H200",
-        "compute": "bfloat16, attention sdpa",
+        "compute": "bfloat16, attention sdpa, compiled",
         "masters": "fp32_split, updates deferred on 5 threads",
         "store": "page-locked in place",
         "gradients": "straight into the tiles",
         "staging": "3 buffers of 8.50 KiB",
-        "activations": "1 of 3 layers kept, others recomputed, inputs offloaded",
+        "activations": "1 of 3 layers kept, 2 computed twice (+22 % work), inputs offloaded",
         "step": "3 x 4 rows of up to 64 tokens",
         "learning rate": "0.0003, cosine",
     }

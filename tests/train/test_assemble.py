@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from megatrain_cli.config.load import load_config
 from megatrain_cli.errors import DeviceError, ModelError
+from megatrain_cli.model.functions import eager_functions
+from megatrain_cli.model.template import Head
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import assemble, check_examples, prepare, schedule_of
@@ -54,15 +56,16 @@ def test_a_refused_page_lock_means_ordinary_memory_unless_pinned_was_asked_for(
     monkeypatch.setattr(MasterStore, "register", refuse)
     loaded = load_config(make_workspace(tmp_path), [f"store.memory={memory}"])
     skeleton, plan = prepare(loaded)
+    functions = eager_functions(Head(skeleton))
     # As it would be decided beside a GPU.
     plan = replace(plan, decisions=replace(plan.decisions, pin_store=True, num_slabs=0))
     said = io.StringIO()
     console = RunConsole(Console(file=said))
     if memory == "pinned":
         with pytest.raises(DeviceError, match="the driver refused"):
-            assemble(loaded, skeleton, plan, console)
+            assemble(loaded, skeleton, plan, functions, console)
         return
-    engine = assemble(loaded, skeleton, plan, console)
+    engine = assemble(loaded, skeleton, plan, functions, console)
     assert not engine.plan.decisions.pin_store
     assert engine.plan.decisions.num_slabs == 12
     assert "the driver refused" in said.getvalue()

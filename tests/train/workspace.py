@@ -25,6 +25,7 @@ from megatrain_cli.store.master import LayerTile, MasterStore
 from megatrain_cli.train.assemble import Engine, assemble, build_executor, prepare
 from megatrain_cli.train.loop import Run
 from megatrain_cli.train.rows import TrainingRows, load_rows
+from megatrain_cli.train.warm_up import warm_up
 from tests.families import make_tiny
 
 # ChatML, without the marks that say which tokens the assistant made, as nearly all models have it.
@@ -164,12 +165,16 @@ def start(
     """
     loaded = load_config(config, overrides)
     skeleton, plan = prepare(loaded)
-    plan = adjust(plan)
     rows = load_rows(loaded.config, plan.decisions)
-    engine = assemble(loaded, skeleton, plan, RunConsole(Console(file=io.StringIO())))
+    console = RunConsole(Console(file=io.StringIO()))
+    plan, functions = warm_up(loaded.config, skeleton, plan, rows.longest, console)
+    plan = adjust(plan)
+    engine = assemble(loaded, skeleton, plan, functions, console)
     if poison:
         engine.executor.close()
-        engine.executor = build_executor(skeleton, plan, engine.store, engine.lanes, poison=True)
+        engine.executor = build_executor(
+            skeleton, plan, engine.store, engine.lanes, functions, poison=True
+        )
     try:
         with one_thread():
             yield Started(loaded, engine, rows)

@@ -1,0 +1,63 @@
+"""Compile what will be computed, measure what it takes, and plan again with what is known then."""
+
+from dataclasses import replace
+
+import torch
+
+from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.errors import PlanError
+from megatrain_cli.model.functions import Functions, compiled_functions, eager_functions
+from megatrain_cli.model.skeleton import Skeleton
+from megatrain_cli.model.template import Head
+from megatrain_cli.pipeline.rehearsal import rehearse
+from megatrain_cli.plan.plan import RunPlan, make_plan
+from megatrain_cli.report.console import RunConsole
+
+
+def warm_up(
+    config: TrainConfig, skeleton: Skeleton, plan: RunPlan, length: int, console: RunConsole
+) -> tuple[RunPlan, Functions]:
+    """The plan in force and the functions of a run.
+
+    Args:
+        config: Of the run.
+        skeleton: Its buffers are moved to the device.
+        plan: Made before the data was known.
+        length: Tokens of the longest row.
+        console: Told when compiling fails and the run goes on without.
+
+    Raises:
+        PlanError: `pipeline.compile` is true and nothing can be compiled.
+    """
+    machine, head = plan.machine, Head(skeleton)
+    known = replace(plan.known, length=length)
+
+    def plan_again() -> RunPlan:
+        return make_plan(config, skeleton.spec, skeleton.layouts, machine, known)
+
+    plan = plan_again()
+    if not machine.has_cuda:
+        return plan, eager_functions(head)
+    device = torch.device(machine.device)
+    torch.cuda.set_device(device)
+    skeleton.move_buffers(device)
+    if plan.decisions.compiled:
+        functions = compiled_functions(head)
+        try:
+            known = replace(known, measured=rehearse(skeleton, functions, plan.decisions, device))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler, its C compiler or its cache: any kind of failure
+            reason = f"torch.compile failed: {str(error).strip().splitlines()[0]}"
+            if config.pipeline.compile is True:
+                raise PlanError(
+                    f"{reason} Set `pipeline.compile: auto` to go on without it."
+                ) from error
+            console.note(f"{reason} Layers run without it, which is slower; nothing else changes.")
+            known = replace(known, can_compile=False)
+            plan = plan_again()
+        else:
+            return plan_again(), functions
+    functions = eager_functions(head)
+    known = replace(known, measured=rehearse(skeleton, functions, plan.decisions, device))
+    return plan_again(), functions

@@ -1,0 +1,84 @@
+"""`activations: auto`: as many kept layers as fit, and inputs on the host only if they must be."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatrain_cli.plan.activations import Activations, choose_activations
+from megatrain_cli.plan.decide import Known
+from megatrain_cli.plan.measured import Measured
+from megatrain_cli.plan.plan import SPARE_BYTES, make_plan
+from tests.plan.small import GPU, layouts_of, make_config, make_spec, plan_for
+
+LAYERS = 12
+SPEC = make_spec(layers=LAYERS, hidden=256, vocab=300)
+
+
+@given(st.integers(1, 40), st.integers(0, 60), st.integers(0, 9), st.integers(0, 9))
+def test_the_largest_number_that_fits_is_found(
+    layers: int, room: int, inputs: int, offloaded: int
+) -> None:
+    """Each kept layer takes 1 of `room`; inputs take some, and less once they are offloaded."""
+    offloaded = min(inputs, offloaded)
+
+    def fits(keep: int, offload: bool) -> bool:
+        return keep + (offloaded if offload else inputs) <= room
+
+    found = choose_activations(layers, fits)
+    options = [
+        Activations(keep, offload)
+        for offload in (False, True)
+        for keep in range(layers, -1, -1)
+        if fits(keep, offload)
+    ]
+    if not options:
+        assert found == Activations(0, False)
+    elif options[0].keep_layers == layers:
+        assert found == Activations(layers, False)
+    else:
+        assert found == options[0]
+
+
+@given(st.integers(20, 34), st.booleans())
+def test_a_plan_keeps_one_layer_less_than_would_not_fit(log_bytes: int, measured: bool) -> None:
+    config = make_config({"train": {"micro_batch_size": 8}})
+    machine = replace(GPU, device_bytes=(1 << 30) + (1 << log_bytes))
+    graph = {SPEC.decoder_layers[0].kind: 5 << 20}
+    known = Known(measured=Measured(graph, graph, 1 << 20) if measured else None)
+    plan = make_plan(config, SPEC, layouts_of(SPEC), machine, known)
+    keep = plan.decisions.keep_layers
+    if plan.shortfalls:
+        assert keep == 0
+        return
+    room = machine.device_bytes - SPARE_BYTES
+    assert keep == 0 or plan.device_bytes <= room
+    if keep < LAYERS and not plan.decisions.offload:
+        asked = {"keep_layers": keep + 1}
+        more = make_config({"train": {"micro_batch_size": 8}, "pipeline": {"activations": asked}})
+        assert make_plan(more, SPEC, layouts_of(SPEC), machine, known).device_bytes > room
+
+
+def test_inputs_wait_on_the_host_only_where_the_device_cannot_hold_them() -> None:
+    sections = {"train": {"micro_batch_size": 64}, "data": {"max_length": 4096}}
+    free = plan_for(SPEC, GPU, {**sections, "pipeline": {"activations": "recompute"}})
+    offload = {"activations": {"keep_layers": 0, "offload": True}}
+    least = plan_for(SPEC, GPU, {**sections, "pipeline": offload})
+    enough = free.device_bytes + SPARE_BYTES
+    for device_bytes, wanted in ((enough, False), (enough - 1, True)):
+        plan = plan_for(SPEC, replace(GPU, device_bytes=device_bytes), sections)
+        assert plan.decisions.offload is wanted
+        assert not plan.shortfalls
+    nothing = plan_for(SPEC, replace(GPU, device_bytes=least.device_bytes - 1), sections)
+    assert nothing.shortfalls
+
+
+def test_measured_bytes_are_the_bill() -> None:
+    kind = SPEC.decoder_layers[0].kind
+    known = Known(measured=Measured({kind: 1000}, {kind: 5000}, 7000))
+    config = make_config({"train": {"gradient_accumulation_steps": 2}})
+    plan = make_plan(config, SPEC, layouts_of(SPEC), GPU, known)
+    lines = {line.owner: line.num_bytes for line in plan.lines}
+    assert lines["kept activations"] == 2 * LAYERS * 1000
+    assert lines["one layer at work"] == 5000 - 1000  # its graph is among the kept ones
+    assert lines["head chunk"] == 7000 - 4000
