@@ -25,8 +25,9 @@ All arrays of a call are contiguous and equally long.
 [Note: Chunks] Many threads call one kernel with the same arguments. Inside, each takes the next
 chunk that nobody has taken until none is left, by an atomic addition to a counter that they share;
 Numba releases the GIL all the while. Handing the same chunks out from Python, as tasks of a pool
-with a wait behind each tile, reached 3.8 to 4.3 G parameters/s where this reaches 5.2 to 5.5
-(fp32_split, 15 and 16 threads on the 16 cores of an H200's host, whose RAM is then the limit).
+with a wait behind each tile, reached 3.8 to 4.3 G parameters/s where a prototype of
+this reached 5.2 to 5.5 (fp32_split, 15 and 16 threads on the 16 cores of an H200's host, whose RAM
+is then the limit).
 Which thread does a chunk, and how the chunks are cut, changes no bit.
 
 Numba's cache notices changes of this file only; keep everything that kernels call in here.
