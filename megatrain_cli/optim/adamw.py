@@ -57,16 +57,18 @@ class AdamStep:
         """`sqrt(1 - beta2**step)`, in FP64."""
         return math.sqrt(1.0 - self.beta2**self.step)
 
-    def decay_factor(self, decay: bool) -> float:
-        """What the master is multiplied with before the change is subtracted."""
-        return 1.0 - self.lr * self.weight_decay if decay else 1.0
+    @property
+    def decay_factor(self) -> float:
+        """What a master that decays is multiplied with before the change is subtracted."""
+        return 1.0 - self.lr * self.weight_decay
 
-    def scalars(self, decay: bool) -> kernels.Scalars:
+    @property
+    def scalars(self) -> kernels.Scalars:
         """The kernels' FP32 scalars, each rounded once from FP64 as torch does."""
         lerp = np.float32(1.0 - self.beta1)
         return (
             np.float32(self.grad_scale),
-            np.float32(self.decay_factor(decay)),
+            np.float32(self.decay_factor),
             lerp,
             np.float32(np.float32(1.0) - lerp),
             np.float32(self.beta2),
@@ -92,59 +94,77 @@ def _splitmix(state: int) -> int:
     return state ^ (state >> 31)
 
 
-class TileArrays:
-    """A tile's memory as the arrays that the kernels take.
+class TilePiece:
+    """Elements `[start, end)` of a tile as the kernels take them.
 
-    Made once a tile and kept: slicing tensors costs tens of microseconds under the GIL, for each of
-    the thousands of ranges that a step hands to its threads; slicing arrays costs a tenth of that.
-    The arrays keep the tile's memory alive.
+    Made once a piece and kept: slicing tensors costs tens of microseconds under the GIL, for which
+    all threads would wait. The arrays keep the tile's memory alive.
+
+    Args:
+        tile: Where the piece lies.
+        start: The first element.
+        end: One past the last element.
+        chunks: `(n, 3)`, each row a start, an end and whether weight decay applies; counted from
+            the piece's first element. Elements in no chunk are left alone.
     """
 
-    def __init__(self, tile: LayerTile) -> None:
+    def __init__(self, tile: LayerTile, start: int, end: int, chunks: kernels.I64) -> None:
         self.tile = tile
-        self._exp_avg = as_array(tile.exp_avg)
-        self._exp_avg_sq = as_array(tile.exp_avg_sq)
-        self._weights = as_array(tile.weights)
-        self._rest = None if tile.remainder is None else tile.remainder.numpy()
-        self._master = None if tile.master is None else as_array(tile.master)
+        self.name = _piece_name(tile, start, end)
+        self._start = start
+        self._chunks = chunks
+        at = slice(start, end)
+        self._weights = as_array(tile.weights)[at]
+        self._exp_avg = as_array(tile.exp_avg)[at]
+        self._exp_avg_sq = as_array(tile.exp_avg_sq)[at]
+        self._rest = None if tile.remainder is None else as_array(tile.remainder)[at]
+        self._master = None if tile.master is None else as_array(tile.master)[at]
 
-    def update(
+    def work_on(
         self,
+        next_chunk: kernels.I64,
         gradient: NDArray[Any],
-        start: int,
         scalars: kernels.Scalars,
         rounding_key: int,
     ) -> None:
-        """Update elements `[start, start + n)` on the calling thread.
+        """Update chunks that nobody has taken, on the calling thread, until none is left.
 
-        Any two ranges that do not overlap may be updated at the same time, by any threads: each
-        element's new bits depend on that element alone.
+        Any number of threads may call this at the same time with the same arguments. When it
+        returns, the others may still be at their last chunks.
 
         Args:
-            gradient: `(n,)`, as `as_array` makes it of the compute dtype; only read.
-            start: The first element.
+            next_chunk: `(1,)`, zero before the first call of an update.
+            gradient: `(end - start,)`, as `as_array` makes it of the compute dtype; only read.
             scalars: `AdamStep.scalars`.
             rounding_key: `AdamStep.rounding_key` of the tile; used by `bf16_stochastic` alone.
         """
-        at = slice(start, start + gradient.size)
-        weights, m, v = self._weights[at], self._exp_avg[at], self._exp_avg_sq[at]
+        work = (self._chunks, next_chunk, self._start)
+        weights, m, v = self._weights, self._exp_avg, self._exp_avg_sq
         if self.tile.format.compute_dtype == "float32":
-            kernels.adamw_fp32(weights, gradient, m, v, scalars)
+            kernels.adamw_fp32(work, weights, gradient, m, v, scalars)
             return
         match self.tile.format.master:
             case "fp32_split":
                 assert self._rest is not None
-                kernels.adamw_split(weights, self._rest[at], gradient, m, v, scalars)
+                kernels.adamw_split(work, weights, self._rest, gradient, m, v, scalars)
             case "bf16":
-                kernels.adamw_bf16(weights, gradient, m, v, scalars)
+                kernels.adamw_bf16(work, weights, gradient, m, v, scalars)
             case "bf16_stochastic":
                 key = np.uint64(rounding_key)
-                kernels.adamw_stochastic(weights, gradient, m, v, scalars, key, np.uint64(start))
+                kernels.adamw_stochastic(work, weights, gradient, m, v, scalars, key)
             case "fp32":
                 assert self._master is not None
-                kernels.adamw_fp32_bf16(weights, self._master[at], gradient, m, v, scalars)
+                kernels.adamw_fp32_bf16(work, weights, self._master, gradient, m, v, scalars)
             case _:
                 assert_never(self.tile.format.master)
+
+
+def _piece_name(tile: LayerTile, start: int, end: int) -> str:
+    # `a.weight to c.weight of layer-00003`, for messages.
+    entries = tile.layout.entries
+    inside = [e.param.name for e in entries if max(start, e.offset) < min(end, e.end)]
+    ends = dict.fromkeys((*inside[:1], *inside[-1:]))
+    return " of ".join(filter(None, (" to ".join(ends), tile.layout.layer.name)))
 
 
 def as_array(tensor: torch.Tensor) -> NDArray[Any]:
@@ -154,7 +174,7 @@ def as_array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def check_gradient(tile: LayerTile, gradient: torch.Tensor, start: int) -> None:
-    """Refuse a gradient of another dtype or outside the tile: kernels do not look.
+    """Refuse a gradient of another kind or outside the tile: kernels do not look.
 
     Raises:
         InternalError: Always a fault of this program.
@@ -164,6 +184,12 @@ def check_gradient(tile: LayerTile, gradient: torch.Tensor, start: int) -> None:
         raise InternalError(
             f"{gradient.numel()} gradients of {gradient.dtype} from element {start} of a tile of "
             f"{tile.layout.numel} weights of {tile.weights.dtype}."
+        )
+    if gradient.dim() != 1 or not gradient.is_contiguous():
+        # Numba would compile another kernel for it, in the middle of a run.
+        raise InternalError(
+            f"A gradient of shape {tuple(gradient.shape)} with strides {gradient.stride()} "
+            "is not flat."
         )
 
 
@@ -180,8 +206,10 @@ def update_range(
         decay: Whether weight decay applies here.
     """
     check_gradient(tile, gradient, start)
+    whole = np.array([[0, gradient.numel(), decay]], np.int64)
+    piece = TilePiece(tile, start, start + gradient.numel(), whole)
     key = step.rounding_key(tile.index)
-    TileArrays(tile).update(as_array(gradient), start, step.scalars(decay), key)
+    piece.work_on(np.zeros(1, np.int64), as_array(gradient), step.scalars, key)
 
 
 def compile_kernel(tile: LayerTile) -> None:

@@ -32,7 +32,7 @@ def adamw_reference(
         step: As for the kernels.
         decay: Whether weight decay applies.
     """
-    scalars = [torch.tensor(float(value)) for value in step.scalars(decay)]
+    scalars = [torch.tensor(float(value)) for value in step.scalars]
     scale, factor, lerp, lerp_rest, beta2, beta2_rest, correction2, eps, step_size = scalars
     scaled = gradient.to(torch.float32) * scale
     if lerp < 0.5:
@@ -48,7 +48,7 @@ def adamw_reference(
     # innocuous?", 1995).
     root = second.to(torch.float64).sqrt().to(torch.float32)
     change = (step_size * first) / (root / correction2 + eps)
-    return master * factor - change, first, second
+    return (master * factor if decay else master) - change, first, second
 
 
 def nearest_bf16(master: torch.Tensor) -> torch.Tensor:

@@ -1,30 +1,30 @@
-"""Updates a tile from a piece of its gradient on all cores.
+"""Updates tiles from pieces of their gradients on all cores, while the caller goes on.
 
-The bits do not depend on the number of threads or on how the gradient came in pieces: see
-[Note: Same bits everywhere] in `optim.kernels`.
+The bits do not depend on the number of threads, on how the gradient came in pieces or on what else
+is under way: see [Note: Same bits everywhere] and [Note: Chunks] in `optim.kernels`.
 """
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from itertools import pairwise
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
+import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from megatrain_cli.errors import InternalError
 from megatrain_cli.model.layout import LayerLayout, make_layout
 from megatrain_cli.model.spec import LayerSpec, ParamSpec
 from megatrain_cli.optim.adamw import (
     ALL_FORMATS,
     AdamStep,
-    TileArrays,
+    TilePiece,
     as_array,
     check_gradient,
     compile_kernel,
 )
-from megatrain_cli.optim.kernels import Scalars
+from megatrain_cli.optim.crew import Crew, WorkSpan
+from megatrain_cli.optim.kernels import I64
 from megatrain_cli.plan.tiles import TileFormat
 from megatrain_cli.store.master import LayerTile, MasterStore
 
@@ -32,21 +32,9 @@ from megatrain_cli.store.master import LayerTile, MasterStore
 # bytes), so that two threads never write the same line.
 GRAIN = 64
 
-# Elements a task should have at least: a third of a millisecond on one core. Below that, handing
-# out tasks from Python costs a share that shows.
-TASK_ELEMENTS = 1 << 18
-
-# Tasks a thread for one large piece: enough to even out threads that are held up.
-_TASKS_PER_THREAD = 4
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Elements `[start, end)` of a tile, all of one parameter."""
-
-    param: ParamSpec
-    start: int
-    end: int
+# Elements of a chunk, a multiple of GRAIN: a tenth of a millisecond on one core. 2**15 to 2**17
+# are equally fast (16 cores of an H200's host); smaller ones even out threads that are held up.
+CHUNK_ELEMENTS = 1 << 16
 
 
 def decay_matrices_only(param: ParamSpec) -> bool:
@@ -55,12 +43,14 @@ def decay_matrices_only(param: ParamSpec) -> bool:
 
 
 class TileUpdater:
-    """A pool of threads that apply AdamW to tiles. Compiles its kernels when it is made.
+    """Threads that apply AdamW to tiles. Compiles its kernels when it is made, none later.
 
     Args:
         threads: How many cores to use.
         decay: Which parameters weight decay applies to.
         fmt: Compile for this format only; None compiles for all of them.
+        cores: Those that the threads are bound to, as `optimizer_cores` chooses them; None leaves
+            the threads where the system puts them.
     """
 
     def __init__(
@@ -68,68 +58,61 @@ class TileUpdater:
         threads: int,
         decay: Callable[[ParamSpec], bool] = decay_matrices_only,
         fmt: TileFormat | None = None,
+        cores: Sequence[int] | None = None,
     ) -> None:
-        if threads < 1:
-            raise InternalError(f"{threads} optimizer threads.")
-        self.threads = threads
         self._decay = decay
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="adam")
-        self._closed = False
-        self._arrays: dict[int, TileArrays] = {}
+        self._pieces: dict[tuple[int, int, int], TilePiece] = {}
         for one in ALL_FORMATS if fmt is None else (fmt,):
             _compile_for(one)
+        self._crew = Crew(threads, cores)
 
-    def update(self, tile: LayerTile, gradient: torch.Tensor, start: int, step: AdamStep) -> None:
-        """Update elements `[start, start + n)` of the tile and return when all are done.
+    def submit(
+        self, tile: LayerTile, gradient: torch.Tensor, start: int, step: AdamStep
+    ) -> Future[WorkSpan]:
+        """Start to update elements `[start, start + n)` of the tile; returns at once.
 
-        Pieces of one tile must not overlap within a step, and may begin and end anywhere, inside a
-        parameter too. The gaps between parameters are left as they are: zero.
+        Updates are worked on in the order of submission and end in about that order; with one
+        thread, exactly. Those that are under way at the same time must not overlap. Pieces may
+        begin and end anywhere, inside a parameter too. The gaps between parameters are left as
+        they are: zero.
 
         Args:
-            tile: Not read or written by anybody else meanwhile.
-            gradient: `(n,)`, compute dtype, contiguous, in host memory; only read.
+            tile: The range is not read or written by anybody else until the future is done.
+            gradient: `(n,)`, compute dtype, contiguous, in host memory; only read, until then.
             start: The tile's element that the gradient's first element belongs to.
             step: The same for all tiles of an optimizer step.
 
-        Raises:
-            InternalError: A part failed, named by its parameter; the tile is then half updated.
-                Raised when no thread touches the tile any more.
-        """
-        if self._closed:
-            raise InternalError("The tile updater is closed.")
-        check_gradient(tile, gradient, start)
-        end = start + gradient.numel()
-        piece = _Piece(
-            self._arrays_of(tile),
-            as_array(gradient),
-            start,
-            (step.scalars(decay=False), step.scalars(decay=True)),
-            step.rounding_key(tile.index),
-            self._decay,
-        )
-        tasks = [
-            _Task(piece, segments) for segments in split_work(tile.layout, start, end, self.threads)
-        ]
-        futures = [self._pool.submit(task.run) for task in tasks]
-        wait(futures)
-        for task, future in zip(tasks, futures, strict=True):
-            error = future.exception()
-            if error is not None:
-                raise InternalError(
-                    f"Updating {task.current} of {tile.layout.layer.name} failed: {error}"
-                ) from error
+        Returns:
+            A future of the time that the work took. It fails with `InternalError`, which names
+            layer and parameters, when no thread touches the tile any more; the range is then half
+            updated. Callbacks run on a thread of the optimizer: they must be short, must not raise
+            and must not wait for other updates. It cannot be cancelled.
 
-    def _arrays_of(self, tile: LayerTile) -> TileArrays:
-        arrays = self._arrays.get(tile.index)
-        if arrays is None or arrays.tile is not tile:
-            arrays = self._arrays[tile.index] = TileArrays(tile)
-        return arrays
+        Raises:
+            InternalError: The gradient does not fit the tile, or the updater is closed.
+        """
+        check_gradient(tile, gradient, start)
+        piece = self._piece(tile, start, start + gradient.numel())
+        gradients, scalars = as_array(gradient), step.scalars
+        key, next_chunk = step.rounding_key(tile.index), np.zeros(1, np.int64)
+        return self._crew.submit(
+            f"Updating {piece.name}",
+            lambda: piece.work_on(next_chunk, gradients, scalars, key),
+        )
+
+    def update(
+        self, tile: LayerTile, gradient: torch.Tensor, start: int, step: AdamStep
+    ) -> WorkSpan:
+        """`submit`, and return when it is done."""
+        return self.submit(tile, gradient, start, step).result()
 
     def close(self) -> None:
-        """End the threads and let go of the tiles; calling it again does nothing."""
-        self._closed = True
-        self._arrays.clear()
-        self._pool.shutdown()
+        """Finish what was submitted, end the threads and let go of the tiles.
+
+        Calling it again does nothing. Not to be called from a callback.
+        """
+        self._crew.close()
+        self._pieces.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -142,65 +125,35 @@ class TileUpdater:
     ) -> None:
         self.close()
 
+    def _piece(self, tile: LayerTile, start: int, end: int) -> TilePiece:
+        # A run has the same few pieces of every tile in each of its steps.
+        piece = self._pieces.get((tile.index, start, end))
+        if piece is None or piece.tile is not tile:
+            chunks = chunk_table(tile.layout, start, end, self._decay)
+            chunks[:, :2] -= start
+            piece = self._pieces[tile.index, start, end] = TilePiece(tile, start, end, chunks)
+        return piece
 
-def split_work(layout: LayerLayout, start: int, end: int, threads: int) -> list[list[Segment]]:
-    """Cut `[start, end)` into tasks, each a list of segments, gaps left out.
 
-    Large parameters are cut at multiples of `GRAIN`; small ones share a task. Each task but one has
-    at least `TASK_ELEMENTS` elements.
+def chunk_table(
+    layout: LayerLayout, start: int, end: int, decay: Callable[[ParamSpec], bool]
+) -> I64:
+    """Cut the parameters in `[start, end)` into chunks, gaps left out.
+
+    Cuts inside a parameter are at multiples of `CHUNK_ELEMENTS` of the tile, so that the grain is
+    the tile's. A small parameter is a chunk of its own: taking one costs an atomic addition.
+
+    Returns:
+        `(n, 3)`: a chunk's start and end in the tile, and 1 where weight decay applies, else 0.
     """
-    size = max(TASK_ELEMENTS, (end - start) // (threads * _TASKS_PER_THREAD))
-    tasks: list[list[Segment]] = [[]]
-    filled = 0
-    for segment in _segments(layout, start, end):
-        at = segment.start
-        while at < segment.end:
-            # Rounded from the tile's start, not the segment's, so that the grain is the tile's.
-            cut = min(segment.end, (at + size - filled + GRAIN) // GRAIN * GRAIN)
-            tasks[-1].append(Segment(segment.param, at, cut))
-            filled += cut - at
-            at = cut
-            if filled >= size:
-                tasks.append([])
-                filled = 0
-    return [task for task in tasks if task]
-
-
-def _segments(layout: LayerLayout, start: int, end: int) -> Iterator[Segment]:
+    rows: list[tuple[int, int, int]] = []
     for entry in layout.entries:
         first, last = max(start, entry.offset), min(end, entry.end)
         if first < last:
-            yield Segment(entry.param, first, last)
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """What all tasks of one update share."""
-
-    arrays: TileArrays
-    gradient: NDArray[Any]
-    start: int  # the tile's element that gradient[0] belongs to
-    scalars: tuple[Scalars, Scalars]  # without decay, with decay
-    rounding_key: int
-    decay: Callable[[ParamSpec], bool]
-
-
-class _Task:
-    """A share of one update; remembers which parameter it is at, for the message if it fails."""
-
-    def __init__(self, piece: _Piece, segments: list[Segment]) -> None:
-        self.current = ""
-        self._piece = piece
-        self._segments = segments
-
-    def run(self) -> None:
-        """Do the work on the calling thread."""
-        piece = self._piece
-        for segment in self._segments:
-            self.current = segment.param.name
-            gradient = piece.gradient[segment.start - piece.start : segment.end - piece.start]
-            scalars = piece.scalars[piece.decay(segment.param)]
-            piece.arrays.update(gradient, segment.start, scalars, piece.rounding_key)
+            cuts = range((first // CHUNK_ELEMENTS + 1) * CHUNK_ELEMENTS, last, CHUNK_ELEMENTS)
+            decays = int(decay(entry.param))
+            rows += [(a, b, decays) for a, b in pairwise((first, *cuts, last))]
+    return np.array(rows, np.int64).reshape(-1, 3)
 
 
 def _compile_for(fmt: TileFormat) -> None:

@@ -2,7 +2,6 @@
 
 import math
 import threading
-import time
 from collections.abc import Sequence
 
 import torch
@@ -84,10 +83,9 @@ class StepUpdate:
         """Apply AdamW to a piece of a layer's tile."""
         if not math.isfinite(squared_norm):
             raise self._refuse(f"the gradient of {self._spec.layers[layer].name} is not finite")
-        began = time.perf_counter()
         self._updated.add(layer)
-        self._updater.update(self._store.tiles[layer], gradient, start, self._adam)
-        self._clock.add(time.perf_counter() - began)
+        span = self._updater.update(self._store.tiles[layer], gradient, start, self._adam)
+        self._clock.add(span.seconds)
 
     def _blame(self, loss: float) -> tuple[str, str]:
         """Why a loss may not be finite, and what to do; weights are looked at only then."""

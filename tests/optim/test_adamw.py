@@ -282,13 +282,13 @@ def test_random_rounding_knows_elements_beyond_32_bits(first: int) -> None:
     m, v = torch.zeros(numel), torch.zeros(numel)
     key = step.rounding_key(4)
     kernels.adamw_stochastic(
+        (np.array([[0, numel, 0]]), np.zeros(1, np.int64), first),
         weights.view(torch.uint16).numpy(),
         gradient.view(torch.uint16).numpy(),
         m.numpy(),
         v.numpy(),
-        step.scalars(decay=False),
+        step.scalars,
         np.uint64(key),
-        np.uint64(first),
     )
     zeros = torch.zeros(numel)
     master, _, _ = adamw_reference(torch.ones(numel), gradient, zeros, zeros, step, decay=False)
@@ -307,9 +307,11 @@ def test_steps_are_counted_from_one() -> None:
         a_step(0)
 
 
-def test_a_gradient_of_the_wrong_dtype_or_length_is_a_bug() -> None:
+def test_a_gradient_of_the_wrong_dtype_length_or_shape_is_a_bug() -> None:
     tile = make_tile(100, SPLIT)
     with pytest.raises(InternalError, match=r"100 gradients of torch\.float32"):
         update_range(tile, torch.zeros(100), 0, a_step(), decay=True)
     with pytest.raises(InternalError, match="200 gradients"):
         update_range(tile, torch.zeros(200, dtype=torch.bfloat16), 0, a_step(), decay=True)
+    with pytest.raises(InternalError, match=r"strides \(2,\) is not flat"):
+        update_range(tile, torch.zeros(64, dtype=torch.bfloat16)[::2], 0, a_step(), decay=True)

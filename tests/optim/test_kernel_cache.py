@@ -18,7 +18,8 @@ from megatrain_cli.optim import kernels
 
 bits, floats = np.zeros(70, np.uint16), np.zeros(70, np.float32)
 scalars = tuple(np.ones(9, np.float32))
-kernels.adamw_bf16(bits, bits.copy(), floats, floats.copy(), scalars)
+work = (np.array([[0, 70, 1]]), np.zeros(1, np.int64), 0)
+kernels.adamw_bf16(work, bits, bits.copy(), floats, floats.copy(), scalars)
 stats = kernels.adamw_bf16.stats
 print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()), stats.cache_path)
 """

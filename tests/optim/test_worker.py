@@ -1,11 +1,15 @@
-"""A tile updated by many threads from pieces has the bits of a tile updated at once by one.
+"""Tiles updated by many threads, from pieces, all under way at once, have the reference's bits.
 
-And a part that fails is raised in the caller, by name; nothing hangs.
+And an update that fails fails by name; nothing hangs. `test_crew.py` holds the threads to the rest.
 """
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from itertools import pairwise
 
+import numba
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,9 +18,17 @@ from hypothesis import strategies as st
 from megatrain_cli.errors import InternalError
 from megatrain_cli.model.layout import LayerLayout, make_layout
 from megatrain_cli.model.spec import LayerSpec, ParamSpec
-from megatrain_cli.optim import worker
+from megatrain_cli.optim import kernels, worker
 from megatrain_cli.optim.adamw import ALL_FORMATS, AdamStep
-from megatrain_cli.optim.worker import GRAIN, TileUpdater, decay_matrices_only, split_work
+from megatrain_cli.optim.crew import Crew, WorkSpan
+from megatrain_cli.optim.reference import adamw_reference, stochastic_bf16
+from megatrain_cli.optim.worker import (
+    CHUNK_ELEMENTS,
+    GRAIN,
+    TileUpdater,
+    chunk_table,
+    decay_matrices_only,
+)
 from megatrain_cli.plan.tiles import TileFormat
 from megatrain_cli.store.master import LayerTile, MasterStore
 
@@ -32,30 +44,53 @@ LAYOUT = make_layout(
         ),
     )
 )
+# Work for milliseconds even where it is cut at the grain, so that threads do meet.
+LARGE = make_layout(
+    LayerSpec(
+        "layer-00004",
+        "layer",
+        (ParamSpec("up.weight", (517, 1031)), ParamSpec("bias", (517,)), ParamSpec("norm", (9,))),
+    )
+)
 STEP = AdamStep(5, 1e-2, 0.9, 0.95, 1e-8, 0.1, grad_scale=0.5, seed=11)
 SPLIT = ALL_FORMATS[0]
 
 
+# Borders inside parameters, off the grain, and in a gap.
+BORDERS = (0, 40, 200, 1031, 10_000, 10_137, LAYOUT.numel)
+
+each_format = pytest.mark.parametrize(
+    "fmt", ALL_FORMATS, ids=lambda fmt: f"{fmt.compute_dtype}-{fmt.master}"
+)
+
+
 @pytest.fixture
-def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small tile is work for many threads."""
-    monkeypatch.setattr(worker, "TASK_ELEMENTS", 256)
+    monkeypatch.setattr(worker, "CHUNK_ELEMENTS", GRAIN)
+
+
+def make_tiles(
+    count: int, fmt: TileFormat = SPLIT, layout: LayerLayout = LAYOUT
+) -> tuple[LayerTile, ...]:
+    torch.manual_seed(0)
+    tiles = MasterStore((layout,) * count, fmt).tiles
+    for tile in tiles:
+        for entry in layout.entries:
+            tile.write_master(entry.param.name, torch.randn(entry.param.shape))
+            tile.exp_avg[entry.offset : entry.end] = torch.randn(entry.param.numel) * 1e-2
+            tile.exp_avg_sq[entry.offset : entry.end] = torch.rand(entry.param.numel) * 1e-4
+    return tiles
 
 
 def make_tile(fmt: TileFormat = SPLIT) -> LayerTile:
-    torch.manual_seed(0)
-    tile = MasterStore((LAYOUT,), fmt).tiles[0]
-    for entry in LAYOUT.entries:
-        tile.write_master(entry.param.name, torch.randn(entry.param.shape))
-        tile.exp_avg[entry.offset : entry.end] = torch.randn(entry.param.numel) * 1e-2
-        tile.exp_avg_sq[entry.offset : entry.end] = torch.rand(entry.param.numel) * 1e-4
-    return tile
+    return make_tiles(1, fmt)[0]
 
 
 def make_gradient(tile: LayerTile) -> torch.Tensor:
     """Gaps too have gradients here: they must not reach the tile."""
     torch.manual_seed(1)
-    return torch.randn(LAYOUT.numel).to(tile.weights.dtype)
+    return torch.randn(tile.layout.numel).to(tile.weights.dtype)
 
 
 def state_of(tile: LayerTile) -> list[torch.Tensor]:
@@ -68,21 +103,118 @@ def assert_same_bits(a: LayerTile, b: LayerTile) -> None:
         assert torch.equal(left, right)
 
 
-@pytest.mark.usefixtures("small_tasks")
-@pytest.mark.parametrize("fmt", ALL_FORMATS, ids=lambda fmt: f"{fmt.compute_dtype}-{fmt.master}")
-def test_any_thread_count_and_any_pieces_give_the_same_bits(fmt: TileFormat) -> None:
-    whole = make_tile(fmt)
-    gradient = make_gradient(whole)
-    with TileUpdater(1, fmt=fmt) as updater:
-        updater.update(whole, gradient, 0, STEP)
-    for threads in (1, 2, 3, 5):
+def update_by_reference(tile: LayerTile, gradient: torch.Tensor, step: AdamStep) -> None:
+    """The oracle: plain torch, parameter by parameter."""
+    for entry in tile.layout.entries:
+        name, at = entry.param.name, slice(entry.offset, entry.end)
+        master, tile.exp_avg[at], tile.exp_avg_sq[at] = adamw_reference(
+            tile.read_master(name).reshape(-1),
+            gradient[at],
+            tile.exp_avg[at],
+            tile.exp_avg_sq[at],
+            step,
+            decay=decay_matrices_only(entry.param),
+        )
+        if tile.format.master == "bf16_stochastic":
+            key = step.rounding_key(tile.index)
+            tile.weights[at] = stochastic_bf16(master, key, entry.offset)
+        else:
+            tile.write_master(name, master.view(entry.param.shape))
+
+
+@pytest.mark.usefixtures("tiny_chunks")
+@each_format
+@pytest.mark.parametrize(
+    ("layout", "borders"),
+    [(LAYOUT, BORDERS), (LARGE, (0, 40, 300_001, LARGE.numel))],
+    ids=["small", "large"],
+)
+def test_many_updates_under_way_at_once_give_the_bits_of_the_reference(
+    fmt: TileFormat, layout: LayerLayout, borders: tuple[int, ...]
+) -> None:
+    steps = [AdamStep(5 + i, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, seed=11) for i in range(3)]
+    expected = make_tiles(3, fmt, layout)
+    gradient = make_gradient(expected[0])
+    for tile in expected:
+        for step in steps:
+            update_by_reference(tile, gradient, step)
+    for threads in (1, 3, 8):
+        tiles = make_tiles(3, fmt, layout)
         with TileUpdater(threads, fmt=fmt) as updater:
-            # The second has borders inside parameters, off the grain, and in a gap.
-            for borders in ([0, LAYOUT.numel], [0, 40, 200, 1031, 10_000, 10_137, LAYOUT.numel]):
-                tile = make_tile(fmt)
-                for start, end in pairwise(borders):
-                    updater.update(tile, gradient[start:end], start, STEP)
-                assert_same_bits(tile, whole)
+            for step in steps:
+                futures = [
+                    updater.submit(tile, gradient[start:end], start, step)
+                    for tile in tiles
+                    for start, end in pairwise(borders)
+                ]
+                for future in futures:
+                    future.result()
+        for tile, other in zip(tiles, expected, strict=True):
+            assert_same_bits(tile, other)
+
+
+@pytest.mark.usefixtures("tiny_chunks")
+def test_a_chunk_that_is_done_twice_or_not_at_all_shows_in_the_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the test above would see if two threads took the same chunk, or none took one."""
+    expected = make_tile()
+    gradient = make_gradient(expected)
+    update_by_reference(expected, gradient, STEP)
+    rows = chunk_table(LAYOUT, 0, LAYOUT.numel, decay_matrices_only)
+    assert len(rows) == 229
+    for table in [np.delete(rows, i, 0) for i in range(0, len(rows), 20)] + [
+        np.insert(rows, i, rows[i], 0) for i in range(0, len(rows), 20)
+    ]:
+        monkeypatch.setattr(worker, "chunk_table", lambda *_, table=table: table)
+        tile = make_tile()
+        with TileUpdater(2, fmt=SPLIT) as updater:
+            updater.update(tile, gradient, 0, STEP)
+        assert not torch.equal(tile.exp_avg, expected.exp_avg)
+
+
+@numba.njit(nogil=True)
+def take_tickets(counter: kernels.I64, taken: kernels.I64) -> None:
+    ticket = kernels.fetch_add(counter, 1)
+    while ticket < taken.size:
+        taken[ticket] += 1
+        ticket = kernels.fetch_add(counter, 1)
+
+
+def test_no_ticket_is_handed_out_twice_or_left_out() -> None:
+    counter, taken = np.zeros(1, np.int64), np.zeros(1 << 20, np.int64)
+    together = threading.Barrier(8)
+
+    def work() -> None:
+        together.wait(60)
+        take_tickets(counter, taken)
+
+    take_tickets(counter, taken[:0])  # compiles
+    counter[0] = 0
+    with Crew(8) as crew:
+        crew.submit("tickets", work).result()
+    assert (taken == 1).all()
+    # Luck could hide an addition that another thread can come between; the instruction cannot.
+    (code,) = take_tickets.inspect_llvm().values()
+    assert code.count("atomicrmw add") == 2
+
+
+@each_format
+def test_nothing_is_compiled_after_the_updater_is_made(fmt: TileFormat) -> None:
+    kernel = {
+        ("bfloat16", "fp32_split"): kernels.adamw_split,
+        ("bfloat16", "bf16"): kernels.adamw_bf16,
+        ("bfloat16", "bf16_stochastic"): kernels.adamw_stochastic,
+        ("bfloat16", "fp32"): kernels.adamw_fp32_bf16,
+        ("float32", "fp32"): kernels.adamw_fp32,
+    }[fmt.compute_dtype, fmt.master]
+    tile = make_tile(fmt)
+    with TileUpdater(2, fmt=fmt) as updater:
+        compiled = list(kernel.signatures)  # type: ignore[attr-defined]
+        assert compiled
+        for start, end in [*pairwise(BORDERS), (3, 4), (37, 38), (5, 5)]:
+            updater.update(tile, make_gradient(tile)[start:end], start, STEP)
+        assert kernel.signatures == compiled  # type: ignore[attr-defined]
 
 
 def test_gaps_stay_zero() -> None:
@@ -120,44 +252,62 @@ def test_an_empty_piece_changes_nothing() -> None:
     assert_same_bits(tile, untouched)
 
 
-@pytest.mark.usefixtures("small_tasks")
-def test_a_failing_part_is_raised_by_name_and_the_updater_lives_on() -> None:
-    def decay(param: ParamSpec) -> bool:
-        if param.name == "up.bias":
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("start", "end", "names"),
+    [
+        (0, LAYOUT.numel, "norm.weight to down.weight of layer-00003"),
+        (200, 300, "up.weight of layer-00003"),
+        (37, 40, "layer-00003"),  # in a gap
+    ],
+)
+def test_a_failing_kernel_fails_its_own_update_by_name_and_no_other(
+    threads: int, start: int, end: int, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles, expected = make_tiles(3), make_tiles(3)
+    gradient = make_gradient(tiles[0])
+    work_on: Callable[..., None] = kernels.adamw_split
+    failing = tiles[1].weights.data_ptr() + 2 * start
+
+    def unlucky(work: kernels.Work, weights: kernels.U16, *rest: object) -> None:
+        if weights.ctypes.data == failing:
             raise ZeroDivisionError("no luck")
-        return True
+        work_on(work, weights, *rest)
 
-    tile = make_tile()
-    with TileUpdater(3, decay, SPLIT) as updater:
-        with pytest.raises(
-            InternalError, match=r"up\.bias of layer-00003 failed: no luck"
-        ) as error:
-            updater.update(tile, make_gradient(tile), 0, STEP)
+    with TileUpdater(threads, fmt=SPLIT) as updater:
+        monkeypatch.setattr(kernels, "adamw_split", unlucky)
+        futures = [updater.submit(tile, gradient[start:end], start, STEP) for tile in tiles]
+        with pytest.raises(InternalError, match=f"^Updating {names} failed: no luck") as error:
+            futures[1].result()
         assert isinstance(error.value.__cause__, ZeroDivisionError)
-        updater.update(tile, make_gradient(tile)[:37], 0, STEP)
+        for index in (0, 2):
+            futures[index].result()
+            updater.update(expected[index], gradient[start:end], start, STEP)
+    for tile, other in zip(tiles, expected, strict=True):
+        assert_same_bits(tile, other)
 
 
-@pytest.mark.usefixtures("small_tasks")
-def test_when_a_failure_is_raised_no_thread_touches_the_tile_any_more() -> None:
-    started, finished = [], []
+def test_one_thread_ends_updates_in_the_order_of_submission() -> None:
+    ended: list[Future[WorkSpan]] = []
+    with TileUpdater(1, fmt=SPLIT) as updater:
+        futures = []
+        for tile in make_tiles(8):
+            futures.append(updater.submit(tile, make_gradient(tile), 0, STEP))
+            futures[-1].add_done_callback(ended.append)
+    assert ended == futures
 
-    def decay(param: ParamSpec) -> bool:
-        if param.name == "norm.weight":
-            raise ZeroDivisionError
-        started.append(param.name)
-        sum(range(10**6))  # still busy when the other task fails
-        finished.append(param.name)
-        return True
 
-    tile = make_tile()
-    with TileUpdater(2, decay, SPLIT) as updater:
-        with pytest.raises(InternalError, match=r"norm\.weight"):
-            updater.update(tile, make_gradient(tile), 0, STEP)
-        assert sorted(started) == sorted(finished)
-        after = [tensor.clone() for tensor in state_of(tile)]
-        updater.close()  # waits for the threads: whatever they still had to do is done then
-        for then, now in zip(after, state_of(tile), strict=True):
-            assert torch.equal(then, now)
+def test_closing_finishes_updates_that_are_under_way() -> None:
+    tiles, expected = make_tiles(20), make_tiles(20)
+    gradient = make_gradient(tiles[0])
+    with TileUpdater(2, fmt=SPLIT) as updater:
+        for tile in tiles:
+            updater.submit(tile, gradient, 0, STEP)
+    for tile, other in zip(tiles, expected, strict=True):
+        update_by_reference(other, gradient, STEP)
+        assert_same_bits(tile, other)
+    with pytest.raises(InternalError, match="closed"):
+        updater.submit(tiles[0], gradient, 0, STEP)
 
 
 def test_a_piece_that_does_not_fit_is_a_bug() -> None:
@@ -169,51 +319,28 @@ def test_a_piece_that_does_not_fit_is_a_bug() -> None:
             updater.update(tile, make_gradient(tile).float(), 0, STEP)
 
 
-def test_closing_ends_the_threads() -> None:
-    before = threading.active_count()
-    tile = make_tile()
-    updater = TileUpdater(4, fmt=SPLIT)
-    updater.update(tile, make_gradient(tile), 0, STEP)
-    updater.close()
-    updater.close()
-    assert threading.active_count() == before
-    with pytest.raises(InternalError, match="closed"):
-        updater.update(tile, make_gradient(tile), 0, STEP)
-
-
 def layout_of(sizes: list[int]) -> LayerLayout:
     params = tuple(ParamSpec(f"p{i}", (size,)) for i, size in enumerate(sizes))
     return make_layout(LayerSpec("layer", "layer", params))
 
 
-@given(
-    st.lists(st.integers(1, 1 << 21), min_size=1, max_size=8),
-    st.integers(1, 16),
-    st.data(),
-)
-def test_tasks_cover_each_parameter_once_and_are_cut_on_the_grain(
-    sizes: list[int], threads: int, data: st.DataObject
+@given(st.lists(st.integers(1, 1 << 21), min_size=1, max_size=8), st.data())
+def test_chunks_cover_each_parameter_once_and_are_cut_on_the_grain(
+    sizes: list[int], data: st.DataObject
 ) -> None:
     layout = layout_of(sizes)
     start = data.draw(st.integers(0, layout.numel))
     end = data.draw(st.integers(start, layout.numel))
-    tasks = split_work(layout, start, end, threads)
-    segments = [segment for task in tasks for segment in task]
+    decayed = data.draw(st.sets(st.sampled_from([param.name for param in layout.layer.params])))
+    chunks = chunk_table(layout, start, end, lambda param: param.name in decayed).tolist()
     at = start
-    for segment in segments:
-        entry = layout.by_name[segment.param.name]
-        assert max(at, entry.offset) <= segment.start < segment.end <= entry.end
-        at = segment.end
-        assert segment.end in (entry.end, end) or segment.end % GRAIN == 0
-        assert segment.start in (entry.offset, start) or segment.start % GRAIN == 0
-    in_parameters = sum(
+    for first, last, decay in chunks:
+        (entry,) = (e for e in layout.entries if e.offset <= first < e.end)
+        assert at <= first < last <= min(first + CHUNK_ELEMENTS, entry.end, end)
+        assert first in (entry.offset, start) or first % GRAIN == 0
+        assert last in (entry.end, end) or last % GRAIN == 0
+        assert decay == (entry.param.name in decayed)
+        at = last
+    assert sum(last - first for first, last, _ in chunks) == sum(
         max(0, min(end, entry.end) - max(start, entry.offset)) for entry in layout.entries
     )
-    assert sum(segment.end - segment.start for segment in segments) == in_parameters
-    for task in tasks[:-1]:
-        assert sum(segment.end - segment.start for segment in task) >= worker.TASK_ELEMENTS
-
-
-def test_a_large_piece_is_work_for_every_thread() -> None:
-    tasks = split_work(layout_of([1 << 26]), 0, 1 << 26, 16)
-    assert 4 * 16 - 4 <= len(tasks) <= 4 * 16

@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 from megatrain_cli.config.load import load_config
 from megatrain_cli.errors import InternalError, NumericsError, PlanError, StorageError
 from megatrain_cli.optim.adamw import AdamStep
+from megatrain_cli.optim.crew import WorkSpan
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.report.console import RunConsole
@@ -221,9 +222,10 @@ def test_weights_that_are_not_finite_are_not_written_and_both_facts_are_said(
 
     def overflow(
         self: TileUpdater, tile: LayerTile, gradient: torch.Tensor, start: int, step: AdamStep
-    ) -> None:
-        apply(self, tile, gradient, start, step)
+    ) -> WorkSpan:
+        span = apply(self, tile, gradient, start, step)
         tile.weights[0] = math.inf
+        return span
 
     monkeypatch.setattr(TileUpdater, "update", overflow)
     with pytest.raises(NumericsError, match=r"Step 2 was refused: .*the weights were not written"):
@@ -254,10 +256,10 @@ def test_a_failing_update_stops_the_run_with_its_layer(
 
     def fail_at_layer_1(
         self: TileUpdater, tile: LayerTile, gradient: torch.Tensor, start: int, step: AdamStep
-    ) -> None:
+    ) -> WorkSpan:
         if tile.layout.layer.name == "layer-00001" and step.step == 2:
             raise RuntimeError("no luck")
-        apply(self, tile, gradient, start, step)
+        return apply(self, tile, gradient, start, step)
 
     monkeypatch.setattr(TileUpdater, "update", fail_at_layer_1)
     config = make_workspace(tmp_path)
