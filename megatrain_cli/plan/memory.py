@@ -131,7 +131,7 @@ def slabs(sizes: Sizes) -> PlanLine:
 
 
 def gateway(sizes: Sizes) -> PlanLine:
-    """2 x largest layer, only in front of a pageable store on a GPU."""
+    """A ring of whole chunks, at most 2 x largest layer; before a pageable store on a GPU."""
     needed = sizes.on_gpu and not sizes.decisions.pin_store
     num_bytes = 2 * round_up(sizes.largest_numel * sizes.width, PAGE_BYTES) if needed else 0
     return PlanLine("pinned staging", PINNED, num_bytes, "2 x largest layer")
