@@ -1,4 +1,4 @@
-"""What safetensors files hold, from their headers alone: no tensor is read, no torch is needed.
+"""What safetensors files hold: headers, read and made. No tensor is touched, no torch is needed.
 
 The format (https://huggingface.co/docs/safetensors): eight bytes, little-endian, with the length
 of a JSON text; the text, which maps names to dtype, shape and byte range; then the tensors, one
@@ -25,6 +25,7 @@ ITEM_BYTES = {
 INDEX_NAME = "model.safetensors.index.json"
 
 _LENGTH_BYTES = 8
+_METADATA = "__metadata__"
 # The reference reader refuses longer headers; a damaged length must not make us read a whole disk.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -72,7 +73,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     header, data_start, size = _read_json(path)
     entries: dict[str, TensorEntry] = {}
     for name, value in header.items():
-        if name != "__metadata__":
+        if name != _METADATA:
             entries[name] = _entry(path, name, value, data_start)
     ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)))
     end = data_start
@@ -86,6 +87,23 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         what = "truncated" if end > size else "too long"
         raise CorruptError(f"{path}: {what}: the header describes {end} bytes, the file has {size}")
     return ordered
+
+
+def make_header(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    """The head of a safetensors file of PyTorch tensors, as the reference library writes it.
+
+    Args:
+        dtype: Of all tensors, by safetensors' name.
+        shapes: Of each tensor. What follows the head are their bytes, in this order.
+    """
+    header: dict[str, object] = {_METADATA: {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * ITEM_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)  # so that the tensors begin aligned
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def find_model_folder(path: Path) -> Path | None:

@@ -2,7 +2,7 @@
 
 One safetensors file a layer, an index, and every other file of the source folder as it was. The
 folder is written under a temporary name, synced and renamed: a folder with its final name is
-complete.
+complete. Weights go from the tiles to the disk without a copy, so that saving needs no memory.
 """
 
 import json
@@ -12,16 +12,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
-from megatrain_cli.checkpoint.headers import INDEX_NAME
+from megatrain_cli.checkpoint.headers import INDEX_NAME, make_header
 from megatrain_cli.errors import NumericsError, StorageError
 from megatrain_cli.store.master import LayerTile, MasterStore
 from megatrain_cli.units import show_bytes
 
 # Weights in any form stay behind; they are what was trained.
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+
+_DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32"}
+
+# Elements that are looked at and written at once. Looking makes a few temporaries of that size;
+# a whole embedding of them would be gigabytes.
+_PIECE = 1 << 22
 
 
 def weights_bytes(store: MasterStore) -> int:
@@ -70,13 +74,11 @@ def save_model_folder(store: MasterStore, source: Path, target: Path) -> int:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         weight_map: dict[str, str] = {}
-        total = 0
         for tile in store.tiles:
             name = f"model-{tile.layout.layer.name}.safetensors"
-            tensors = _weights(tile)
-            save_file(tensors, temporary / name, metadata={"format": "pt"})
-            weight_map |= dict.fromkeys(tensors, name)
-            total += sum(t.numel() * t.element_size() for t in tensors.values())
+            _write_weights(tile, temporary / name)
+            weight_map |= dict.fromkeys(tile.layout.by_name, name)
+        total = weights_bytes(store)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (temporary / INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
         _copy_rest(source, temporary, store.tiles[0].weights.dtype)
@@ -84,8 +86,7 @@ def save_model_folder(store: MasterStore, source: Path, target: Path) -> int:
         _sync([temporary])
         temporary.rename(target)
         _sync([target.parent])
-    except (OSError, SafetensorError) as error:
-        # safetensors writes by itself and wraps what the disk says.
+    except OSError as error:
         raise StorageError(
             f"Writing {target} failed: {error}. Nothing was left there; make "
             f"room for {show_bytes(weights_bytes(store))} and run again."
@@ -95,16 +96,20 @@ def save_model_folder(store: MasterStore, source: Path, target: Path) -> int:
     return total
 
 
-def _weights(tile: LayerTile) -> dict[str, torch.Tensor]:
-    tensors = {}
-    for entry in tile.layout.entries:
-        tensor = tile.view(entry.param.name)
-        if not torch.isfinite(tensor).all():
-            raise NumericsError(
-                f"{entry.param.name} has values that are not finite; the weights were not written."
-            )
-        tensors[entry.param.name] = tensor
-    return tensors
+def _write_weights(tile: LayerTile, path: Path) -> None:
+    """Write a layer's weights as one safetensors file, tensors by name."""
+    entries = sorted(tile.layout.entries, key=lambda entry: entry.param.name)
+    shapes = {entry.param.name: entry.param.shape for entry in entries}
+    with path.open("wb") as file:
+        file.write(make_header(_DTYPE_NAMES[tile.weights.dtype], shapes))
+        for entry in entries:
+            for piece in tile.weights[entry.offset : entry.end].split(_PIECE):
+                if not torch.isfinite(piece).all():
+                    raise NumericsError(
+                        f"{entry.param.name} has values that are not finite; the weights were not "
+                        "written."
+                    )
+                file.write(piece.view(torch.uint8).numpy().data)
 
 
 def _copy_rest(source: Path, target: Path, dtype: torch.dtype) -> None:

@@ -35,7 +35,8 @@ class HiddenBuffers:
             for buffer in offloaded:
                 cut = self._arena.take(num_bytes)
                 if device.type == "cuda":
-                    self._arena.register(cut)
+                    otherwise = "set `pipeline.activations: recompute`"
+                    self._arena.register(cut, "offloaded inputs", otherwise)
                 self._flat[buffer] = cut.view(dtype)
         self._shapes: list[tuple[int, ...]] = []
 

@@ -40,11 +40,12 @@ class Buffers:
         self._gradients = [
             torch.zeros(largest, dtype=dtype, device=device) for _ in range(GRADIENT_BUFFERS)
         ]
-        self.hidden = HiddenBuffers(ops, max_elements, dtype, device)
         self.totals = torch.zeros(shape.num_layers + 1, dtype=torch.float64, device=device)
         self.host_totals = torch.zeros(shape.num_layers + 1, dtype=torch.float64)
         if device.type == "cuda":
             self.host_totals = self.host_totals.pin_memory()
+        # Last, since it page-locks memory: nothing may fail between that and `close`.
+        self.hidden = HiddenBuffers(ops, max_elements, dtype, device)
 
     def borrows(self, layer: int) -> bool:
         """Whether a layer computes with the embedding's weights too."""

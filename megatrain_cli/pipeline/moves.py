@@ -3,10 +3,11 @@
 import torch
 
 from megatrain_cli.pipeline.buffers import Buffers
+from megatrain_cli.pipeline.copying import CopyPool
+from megatrain_cli.pipeline.gateway import Gateway
 from megatrain_cli.pipeline.ops import Op
 from megatrain_cli.pipeline.schedule import PipelineShape
 from megatrain_cli.pipeline.slabs import SlabPool, piece_range
-from megatrain_cli.pipeline.staging import Gateway
 from megatrain_cli.store.master import MasterStore
 
 
@@ -16,6 +17,7 @@ class Moves:
     Args:
         gateway: None if tiles can be copied from in place.
         slabs: None if gradients land in their tiles.
+        pool: Copies within host memory; closed with the moves.
     """
 
     def __init__(
@@ -25,9 +27,10 @@ class Moves:
         store: MasterStore,
         gateway: Gateway | None,
         slabs: SlabPool | None,
+        pool: CopyPool,
     ) -> None:
         self._shape, self._buffers, self._store = shape, buffers, store
-        self._gateway, self._slabs = gateway, slabs
+        self._gateway, self._slabs, self._pool = gateway, slabs, pool
 
     def stream_in(self, op: Op) -> None:
         """Start copying a layer's weights into a slot; a tied head brings the embedding's."""
@@ -60,7 +63,7 @@ class Moves:
     def accumulate(self, op: Op) -> None:
         """Move a piece from its slab into the tile's gradient; every piece comes once a step."""
         start, end = self._range(op)
-        self._tile_gradient(op)[start:end].copy_(self._slab(op))
+        self._pool.copy(self._slab(op), self._tile_gradient(op)[start:end])
 
     def landed(self, op: Op) -> tuple[torch.Tensor, int]:
         """What an update works on: a gradient on the host, and the element where it starts."""
@@ -69,8 +72,8 @@ class Moves:
         return self._slab(op), self._range(op)[0]
 
     def close(self) -> None:
-        """Release host memory."""
-        for holder in (self._gateway, self._slabs):
+        """End threads, then release host memory."""
+        for holder in (self._pool, self._gateway, self._slabs):
             if holder is not None:
                 holder.close()
 

@@ -12,7 +12,11 @@ from megatrain_cli.units import round_up
 
 
 class SlabPool:
-    """K slabs of `numel` elements each; `pin` page-locks them for the link."""
+    """K slabs of `numel` elements each; `pin` page-locks them for the link.
+
+    Raises:
+        DeviceError: The driver refused to page-lock one of them; none is locked.
+    """
 
     def __init__(self, count: int, numel: int, dtype: torch.dtype, *, pin: bool) -> None:
         num_bytes = numel * dtype.itemsize
@@ -21,7 +25,7 @@ class SlabPool:
         self.numel = numel
         if pin:
             for slab in self._slabs:
-                self._arena.register(slab)
+                self._arena.register(slab, "gradient slabs", "set a lower `pipeline.grad_slabs`")
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """One slab, `(numel,)` in the compute dtype."""

@@ -17,7 +17,8 @@ PAGEABLE, PINNED, DEVICE = "host pageable", "host pinned", "device"
 
 # Interpreter, torch, transformers and Numba. CPU build of torch 2.13 on Linux x86-64: 423 MiB
 # before the store exists, then Numba's compiler and torch's buffers. CUDA build of torch 2.11 on an
-# H200: what peaks of runs from 0.5B to 7B left after their tiles and the layer being saved.
+# H200: what peaks of runs from 0.5B to 7B left after their tiles and the copies that saving then
+# made. Saving has no line of its own any more: it writes from the tiles.
 CPU_PROGRAM_BYTES = 550 * MIB
 CUDA_PROGRAM_BYTES = 1900 * MIB
 # Context, cuBLAS workspaces and kernels: device memory in use less what torch had reserved, H200.
@@ -31,8 +32,6 @@ ALLOCATOR_BYTES = 512 * MIB
 _GRAPH, _COMPILED_GRAPH, _BACKWARD = 1.5, 0.9, 1.3
 # Of kept activations: what many blocks of a few sizes leave unused between them.
 _FRAGMENTS = 0.01
-# What saving a layer holds beside its tile, in sizes of its weights: safetensors serialises copies.
-_SAVING = 2.5
 
 _REGION_NAMES = {
     "weights": "weights",
@@ -96,7 +95,6 @@ def bill(sizes: Sizes) -> tuple[PlanLine, ...]:
     lines = [
         *tiles(sizes),
         program(sizes),
-        saving(sizes),
         slabs(sizes),
         gateway(sizes),
         offloaded_inputs(sizes),
@@ -134,14 +132,6 @@ def program(sizes: Sizes) -> PlanLine:
     return PlanLine("program and libraries", PAGEABLE, num_bytes, "measured once")
 
 
-def saving(sizes: Sizes) -> PlanLine:
-    """The largest layer's weights on their way to disk; on the CPU beyond what work has freed."""
-    num_bytes = int(_SAVING * sizes.largest_numel * sizes.width)
-    if not sizes.on_gpu:
-        num_bytes = max(0, num_bytes - max(_layer_at_work(sizes), _chunk_at_work(sizes)))
-    return PlanLine("a layer being saved", PAGEABLE, num_bytes, f"{_SAVING} x largest layer")
-
-
 def slabs(sizes: Sizes) -> PlanLine:
     """K x largest decoder layer."""
     d = sizes.decisions
@@ -151,7 +141,7 @@ def slabs(sizes: Sizes) -> PlanLine:
 
 
 def gateway(sizes: Sizes) -> PlanLine:
-    """2 x largest layer, only in front of a pageable store on a GPU."""
+    """A ring of whole chunks, at most 2 x largest layer; before a pageable store on a GPU."""
     needed = sizes.on_gpu and not sizes.decisions.pin_store
     num_bytes = 2 * round_up(sizes.largest_numel * sizes.width, PAGE_BYTES) if needed else 0
     return PlanLine("pinned staging", PINNED, num_bytes, "2 x largest layer")

@@ -68,22 +68,36 @@ class Arena:
         self._taken = min(self.num_bytes, round_up(self._taken + num_bytes, PAGE_BYTES))
         return cut
 
-    def register(self, cut: torch.Tensor) -> None:
+    def register(self, cut: torch.Tensor, what: str, otherwise: str) -> None:
         """Page-lock a contiguous view of the arena in place, all pages that it touches.
+
+        Args:
+            cut: Its contents stay.
+            what: What it holds, for the message.
+            otherwise: What a user can do instead of allowing more locked memory, for the message.
 
         Raises:
             DeviceError: The driver refused. Everything locked before is unlocked again: half a
                 page-locked store would be neither fast nor small.
         """
-        first = cut.data_ptr() // PAGE_BYTES * PAGE_BYTES
-        end = round_up(cut.data_ptr() + cut.nbytes, PAGE_BYTES)
+        if self._memory is None:
+            raise InternalError("The arena is closed.")
+        base = self._memory.data_ptr()
+        first = (cut.data_ptr() - base) // PAGE_BYTES * PAGE_BYTES
+        end = round_up(cut.data_ptr() - base + cut.nbytes, PAGE_BYTES)
+        # The driver would touch fresh pages on one core. An addition of 0 touches them on all of
+        # torch's threads and leaves what is there.
+        self._memory[first:end].view(torch.int64).add_(0)
         try:
-            lock_pages(first, end - first)
+            lock_pages(base + first, end - first)
         except DeviceError as error:
-            locked = self.locked_bytes
+            before = self.locked_bytes
             self.unregister()
-            raise DeviceError(f"{error} {show_bytes(locked)} had been locked before.") from error
-        self._locked.append((first, end - first))
+            raise DeviceError(
+                f"{what}: {error} {show_bytes(before)} had been locked before and are free again. "
+                f"Raise the limit on lockable memory (`ulimit -l`), or {otherwise}."
+            ) from error
+        self._locked.append((base + first, end - first))
 
     def unregister(self) -> None:
         """Unlock everything that `register` locked. No copy may be in flight."""

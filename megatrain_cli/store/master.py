@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megatrain_cli.errors import DeviceError, InternalError
+from megatrain_cli.errors import InternalError
 from megatrain_cli.model.layout import Entry, LayerLayout
 from megatrain_cli.plan.tiles import TileFormat, store_bytes, tile_regions
 from megatrain_cli.store.arena import Arena
@@ -128,15 +128,9 @@ class MasterStore:
                 before, as pageable memory.
         """
         for tile in self.tiles:
-            if tile.linked.numel() == 0:
-                continue
-            # The driver would touch fresh pages on one core. An addition of 0 touches them on
-            # all of torch's threads and leaves what is there.
-            tile.linked.view(torch.int64).add_(0)
-            try:
-                self._arena.register(tile.linked)
-            except DeviceError as error:
-                raise DeviceError(f"{tile.layout.layer.name}: {error}") from error
+            if tile.linked.numel():
+                name = tile.layout.layer.name
+                self._arena.register(tile.linked, name, "set `store.memory: pageable`")
 
     def close(self) -> None:
         """Unlock everything and let go of the memory. The tiles must not be used any more."""

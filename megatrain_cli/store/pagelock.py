@@ -22,15 +22,12 @@ def lock_pages(address: int, num_bytes: int) -> None:
     try:
         cudart = torch.cuda.cudart()
     except (AssertionError, RuntimeError) as error:  # torch asserts when it is built without CUDA
-        raise DeviceError(
-            f"Memory cannot be page-locked without CUDA ({error}). Set `store.memory: pageable`."
-        ) from error
+        raise DeviceError(f"Memory cannot be page-locked without CUDA ({error}).") from error
     code = int(cudart.cudaHostRegister(address, num_bytes, 0))
     if code != 0:
         _clear_last_error(cudart)
         raise DeviceError(
-            f"The driver refused to page-lock {show_bytes(num_bytes)} (CUDA error {code}). "
-            "Raise the limit on lockable memory (`ulimit -l`), or set `store.memory: pageable`."
+            f"The driver refused to page-lock {show_bytes(num_bytes)} (CUDA error {code})."
         )
 
 

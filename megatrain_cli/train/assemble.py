@@ -19,13 +19,14 @@ from megatrain_cli.model.template import Head, LayerTemplate, Prologue
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.pipeline.buffers import Buffers
 from megatrain_cli.pipeline.compute import Compute
+from megatrain_cli.pipeline.copying import COPY_THREADS, CopyPool
 from megatrain_cli.pipeline.executor import Executor
+from megatrain_cli.pipeline.gateway import Gateway
 from megatrain_cli.pipeline.lanes import CudaLanes, InlineLanes, Lanes
 from megatrain_cli.pipeline.moves import Moves
 from megatrain_cli.pipeline.ops import Op
 from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
 from megatrain_cli.pipeline.slabs import SlabPool
-from megatrain_cli.pipeline.staging import Gateway
 from megatrain_cli.pipeline.verify import check_schedule
 from megatrain_cli.plan.decide import Decisions, can_be_compiled
 from megatrain_cli.plan.plan import RunPlan, make_plan
@@ -126,31 +127,37 @@ def build_executor(
     on_gpu = device.type == "cuda"
     largest = max(layout.numel for layout in skeleton.layouts)
     max_elements = d.micro_batch_size * d.max_length * spec.hidden_size
-    buffers = Buffers(ops, shape, skeleton.layouts, max_elements, dtype, device)
-    moves = Moves(
-        shape,
-        buffers,
-        store,
-        gateway=Gateway(largest, dtype) if on_gpu and not d.pin_store else None,
-        slabs=SlabPool(d.num_slabs, d.slab_numel, dtype, pin=on_gpu) if d.num_slabs else None,
-    )
-    layers = [LayerTemplate(skeleton, i) for i in range(len(spec.decoder_layers))]
-    compute = Compute(
-        shape,
-        buffers,
-        Prologue(skeleton),
-        layers,
-        Head(skeleton),
-        functions,
-        d.head_chunk,
-        d.whole_chunk,
-        spec.tied,
-        device,
-    )
-    executor = Executor(ops, lanes, buffers, compute, moves, spec.hidden_size, poison=poison)
-    if on_gpu:
-        # Buffers were zeroed on this stream; the lanes' streams start after it.
-        torch.cuda.current_stream().synchronize()
+    with ExitStack() as stack:  # what is page-locked is unlocked if a later part finds no room
+        buffers = Buffers(ops, shape, skeleton.layouts, max_elements, dtype, device)
+        stack.callback(buffers.close)
+        pool = CopyPool(min(COPY_THREADS, max(1, plan.machine.num_cores - 1)))
+        stack.callback(pool.close)
+        gateway, slabs = None, None
+        if on_gpu and not d.pin_store:
+            gateway = Gateway(largest * dtype.itemsize, pool)
+            stack.callback(gateway.close)
+        if d.num_slabs:
+            slabs = SlabPool(d.num_slabs, d.slab_numel, dtype, pin=on_gpu)
+            stack.callback(slabs.close)
+        moves = Moves(shape, buffers, store, gateway, slabs, pool)
+        layers = [LayerTemplate(skeleton, i) for i in range(len(spec.decoder_layers))]
+        compute = Compute(
+            shape,
+            buffers,
+            Prologue(skeleton),
+            layers,
+            Head(skeleton),
+            functions,
+            d.head_chunk,
+            d.whole_chunk,
+            spec.tied,
+            device,
+        )
+        executor = Executor(ops, lanes, buffers, compute, moves, spec.hidden_size, poison=poison)
+        if on_gpu:
+            # Buffers were zeroed on this stream; the lanes' streams start after it.
+            torch.cuda.current_stream().synchronize()
+        stack.pop_all()
     return executor
 
 
@@ -204,11 +211,14 @@ def _pin(
     except DeviceError as error:
         if config.store.memory == "pinned":
             raise
-        console.note(f"{error} Going on with ordinary memory and pinned staging: slower copies.")
         known = replace(plan.known, can_pin=False)
         plan = make_plan(config, skeleton.spec, skeleton.layouts, plan.machine, known)
         if plan.shortfalls:
-            raise PlanError("\n".join(plan.shortfalls)) from error
+            shortfalls = "\n".join(plan.shortfalls)
+            raise PlanError(
+                f"{error} Ordinary memory needs pinned staging besides, and:\n{shortfalls}"
+            ) from error
+        console.note(f"{error} Going on with ordinary memory and pinned staging: slower copies.")
     return plan
 
 

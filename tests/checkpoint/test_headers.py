@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from megatrain_cli.checkpoint.headers import (
     INDEX_NAME,
     find_model_folder,
+    make_header,
     read_folder,
     read_header,
 )
@@ -56,6 +57,24 @@ def test_the_bytes_of_each_tensor_are_where_the_header_says(
     for name, one in header.items():
         assert one.shape == tensors[name].shape
         assert raw[one.start : one.end] == tensors[name].tobytes()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda n: n != "__metadata__"),
+        st.lists(st.integers(0, 4), max_size=3).map(tuple),
+        max_size=4,
+    )
+)
+def test_a_header_is_byte_for_byte_the_reference_librarys(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    path = write(tmp_path / "model.safetensors", **shapes)
+    head = make_header("F32", dict(sorted(shapes.items())))
+    num_bytes = sum(4 * int(np.prod(shape)) for shape in shapes.values())
+    assert path.read_bytes() == head + bytes(num_bytes)
+    assert len(head) % 8 == 0
 
 
 def test_every_truncation_is_found(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatrain_cli.errors import DeviceError
 from megatrain_cli.pipeline.slabs import SlabPool, piece_range
+from tests.store.cudart import fake_driver
 
 
 @given(st.integers(1, 10_000), st.integers(1, 3_000))
@@ -28,3 +31,14 @@ def test_slabs_are_apart_from_each_other() -> None:
         pool[i].fill_(i)
     assert [pool[i].sum().item() for i in range(3)] == [0, 100, 200]
     pool.close()
+
+
+@pytest.mark.parametrize("refuse", [1, 2, 3])
+def test_if_one_slab_is_refused_none_stays_locked(
+    refuse: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudart = fake_driver(monkeypatch, refuse)
+    with pytest.raises(DeviceError, match=r"^gradient slabs: .*`pipeline\.grad_slabs`"):
+        SlabPool(3, 100, torch.bfloat16, pin=True)
+    assert cudart.locked == {}
+    assert cudart.last_error == 0

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from megatrain_cli.errors import DeviceError
+from megatrain_cli.errors import DeviceError, InternalError
 from megatrain_cli.model.layout import make_layout
 from megatrain_cli.model.spec import LayerSpec, ParamSpec
 from megatrain_cli.plan.tiles import PAGE_BYTES, TileFormat, store_bytes
 from megatrain_cli.store.arena import Arena
 from megatrain_cli.store.master import MasterStore
+from tests.store.cudart import fake_driver
 
 FORMAT = TileFormat("bfloat16", "fp32_split", keep_gradient=True)
 LAYOUTS = tuple(
@@ -17,56 +18,30 @@ LAYOUTS = tuple(
 )
 
 
-class FakeCudart:
-    """Stands in for the CUDA runtime: refuses the n-th range, and remembers its last error."""
-
-    def __init__(self, refuse: int) -> None:
-        self.refuse = refuse
-        self.locked: dict[int, int] = {}
-        self.last_error = 0
-        self.calls = 0
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802  # CUDA's
-        assert flags == 0
-        assert address % PAGE_BYTES == size % PAGE_BYTES == 0
-        self.calls += 1
-        if self.calls == self.refuse:
-            self.last_error = 2
-            return 2
-        self.locked[address] = size
-        return 0
-
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802  # CUDA's
-        del self.locked[address]
-        return 0
-
-    def cudaGetLastError(self) -> int:  # noqa: N802  # CUDA's
-        error, self.last_error = self.last_error, 0
-        return error
-
-
 def test_a_refused_range_unlocks_those_before_it_and_clears_the_stale_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cudart = FakeCudart(refuse=3)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    cudart = fake_driver(monkeypatch, refuse=3)
     arena = Arena(3 * PAGE_BYTES)
     cuts = [arena.take(PAGE_BYTES) for _ in range(3)]
-    arena.register(cuts[0])
-    arena.register(cuts[1])
+    arena.register(cuts[0], "cut", "do without")
+    arena.register(cuts[1], "cut", "do without")
     assert arena.locked_bytes == 2 * PAGE_BYTES
-    with pytest.raises(DeviceError, match=r"4\.00 KiB \(CUDA error 2\).*8\.00 KiB had been locked"):
-        arena.register(cuts[2])
+    message = (
+        r"^cut: The driver refused to page-lock 4\.00 KiB \(CUDA error 2\)\. 8\.00 KiB had been "
+        r"locked before and are free again\. Raise the limit .*\(`ulimit -l`\), or do without\.$"
+    )
+    with pytest.raises(DeviceError, match=message):
+        arena.register(cuts[2], "cut", "do without")
     assert cudart.locked == {}
     assert arena.locked_bytes == 0
     assert cudart.last_error == 0
 
 
 def test_closing_unlocks_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    cudart = FakeCudart(refuse=0)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    cudart = fake_driver(monkeypatch)
     arena = Arena(2 * PAGE_BYTES)
-    arena.register(arena.take(100))
+    arena.register(arena.take(100), "cut", "do without")
     assert list(cudart.locked.values()) == [PAGE_BYTES]
     arena.close()
     assert cudart.locked == {}
@@ -76,17 +51,17 @@ def test_closing_unlocks_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_cuda_page_locking_says_so() -> None:
     arena = Arena(PAGE_BYTES)
     with pytest.raises(DeviceError, match="without CUDA"):
-        arena.register(arena.take(1))
+        arena.register(arena.take(1), "cut", "do without")
 
 
 @pytest.mark.gpu
 def test_the_driver_locks_a_cut_and_torch_sees_it_as_pinned() -> None:
     arena = Arena(1 << 20)
     cut = arena.take(1 << 20)
-    arena.register(cut)
+    arena.register(cut, "cut", "do without")
     assert cut.is_pinned()
     with pytest.raises(DeviceError):
-        arena.register(cut)  # the same range twice
+        arena.register(cut, "cut", "do without")  # the same range twice
     assert torch.zeros(3, device="cuda").sum().item() == 0
     arena.close()
 
@@ -94,8 +69,7 @@ def test_the_driver_locks_a_cut_and_torch_sees_it_as_pinned() -> None:
 def test_registering_locks_what_crosses_the_link_and_keeps_contents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cudart = FakeCudart(refuse=0)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    cudart = fake_driver(monkeypatch)
     store = MasterStore(LAYOUTS, FORMAT)
     values = torch.randn(100, 33)
     store.tiles[0].write_master("embed.weight", values)
@@ -107,11 +81,32 @@ def test_registering_locks_what_crosses_the_link_and_keeps_contents(
     assert cudart.locked == {}
 
 
-def test_a_refused_layer_is_named_and_nothing_stays_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    cudart = FakeCudart(refuse=2)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+@pytest.mark.parametrize("refuse", [1, 2, 3])
+def test_a_refused_layer_is_named_and_nothing_stays_locked(
+    refuse: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudart = fake_driver(monkeypatch, refuse)
     store = MasterStore(LAYOUTS, FORMAT)
-    with pytest.raises(DeviceError, match="layer-00000: The driver refused"):
+    name = LAYOUTS[refuse - 1].layer.name
+    with pytest.raises(DeviceError, match=f"^{name}: The driver.*`store.memory: pageable`"):
         store.register()
     assert cudart.locked == {}
+    assert cudart.last_error == store.locked_bytes == 0
     store.tiles[0].write_master("embed.weight", torch.ones(100, 33))
+    store.register()  # the driver may have changed its mind
+    assert len(cudart.locked) == 3
+
+
+def test_page_locking_a_part_locks_its_pages_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cudart = fake_driver(monkeypatch)
+    arena = Arena(4 * PAGE_BYTES)
+    whole = arena.take(4 * PAGE_BYTES)
+    whole.copy_(torch.arange(4 * PAGE_BYTES) % 251)
+    arena.register(whole[PAGE_BYTES + 5 : 2 * PAGE_BYTES + 9], "part", "do without")
+    assert cudart.locked == {whole.data_ptr() + PAGE_BYTES: 2 * PAGE_BYTES}
+    assert torch.equal(whole, (torch.arange(4 * PAGE_BYTES) % 251).to(torch.uint8))
+    arena.close()
+    with pytest.raises(InternalError, match="closed"):
+        arena.register(whole, "part", "do without")

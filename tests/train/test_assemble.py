@@ -1,6 +1,7 @@
 """What does not belong together is refused before anything runs; a refused page lock is not."""
 
 import io
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,15 +10,19 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from megatrain_cli.config.load import load_config
-from megatrain_cli.errors import DeviceError, ModelError
-from megatrain_cli.model.functions import eager_functions
+import megatrain_cli.train.assemble as assemble_module
+from megatrain_cli.config.load import LoadedConfig, load_config
+from megatrain_cli.errors import DeviceError, ModelError, PlanError
+from megatrain_cli.model.functions import Functions, eager_functions
+from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head
+from megatrain_cli.pipeline.slabs import SlabPool
+from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.report.console import RunConsole
-from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import assemble, check_examples, prepare, schedule_of
 from megatrain_cli.train.rows import load_rows
 from tests.families import make_tiny
+from tests.store.cudart import fake_driver
 from tests.train.workspace import make_workspace, start
 
 
@@ -45,32 +50,103 @@ def test_the_schedule_of_a_plan_has_the_planned_layers_and_micro_batches(tmp_pat
     assert {op.micro_batch for op in ops} == {None, *range(4)}
 
 
-def refuse(store: MasterStore) -> None:
-    raise DeviceError("embed: the driver refused to lock 4 KiB.")
+# The tiny model's tiles: embedding, three layers, head.
+TILES = range(1, 6)
 
 
-@pytest.mark.parametrize("memory", ["auto", "pinned"])
-def test_a_refused_page_lock_means_ordinary_memory_unless_pinned_was_asked_for(
-    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MasterStore, "register", refuse)
-    loaded = load_config(make_workspace(tmp_path), [f"store.memory={memory}"])
+def beside_a_gpu(config: Path, memory: str) -> tuple[LoadedConfig, Skeleton, RunPlan, Functions]:
+    """What would be prepared on a machine whose driver can page-lock memory."""
+    loaded = load_config(config, [f"store.memory={memory}"])
     skeleton, plan = prepare(loaded)
-    functions = eager_functions(Head(skeleton))
-    # As it would be decided beside a GPU.
-    plan = replace(plan, decisions=replace(plan.decisions, pin_store=True, num_slabs=0))
+    return (
+        loaded,
+        skeleton,
+        replace(plan, decisions=replace(plan.decisions, pin_store=True, num_slabs=0)),
+        eager_functions(Head(skeleton)),
+    )
+
+
+@pytest.mark.parametrize("refuse", TILES)
+def test_a_page_lock_refused_at_any_tile_means_ordinary_memory_and_is_said(
+    refuse: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudart = fake_driver(monkeypatch, refuse)
+    loaded, skeleton, plan, functions = beside_a_gpu(make_workspace(tmp_path), "auto")
     said = io.StringIO()
-    console = RunConsole(Console(file=said))
-    if memory == "pinned":
-        with pytest.raises(DeviceError, match="the driver refused"):
-            assemble(loaded, skeleton, plan, functions, console)
-        return
-    engine = assemble(loaded, skeleton, plan, functions, console)
+    engine = assemble(loaded, skeleton, plan, functions, RunConsole(Console(file=said, width=1000)))
+    assert cudart.calls == refuse
+    assert cudart.locked == {}
+    assert cudart.last_error == engine.store.locked_bytes == 0
     assert not engine.plan.decisions.pin_store
     assert engine.plan.decisions.num_slabs == 12
-    assert "the driver refused" in said.getvalue()
+    name = skeleton.layouts[refuse - 1].layer.name
+    assert f"{name}: The driver refused to page-lock" in said.getvalue()
     assert "Going on with ordinary memory" in said.getvalue()
     engine.close()
+
+
+@pytest.mark.parametrize("refuse", TILES)
+def test_a_page_lock_refused_at_any_tile_ends_the_run_where_it_was_asked_for(
+    refuse: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudart = fake_driver(monkeypatch, refuse)
+    prepared = beside_a_gpu(make_workspace(tmp_path), "pinned")
+    with pytest.raises(DeviceError, match="The driver refused"):
+        assemble(*prepared, RunConsole(Console(file=io.StringIO())))
+    assert cudart.locked == {}
+    assert cudart.last_error == 0
+
+
+def test_a_page_lock_refused_where_ordinary_memory_does_not_fit_says_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudart = fake_driver(monkeypatch, refuse=2)
+    loaded, skeleton, plan, functions = beside_a_gpu(make_workspace(tmp_path), "auto")
+    plan = replace(plan, machine=replace(plan.machine, host_bytes=1))
+    said = io.StringIO()
+    with pytest.raises(PlanError, match=r"(?s)^layer-00000: The driver refused.*are missing"):
+        assemble(loaded, skeleton, plan, functions, RunConsole(Console(file=said)))
+    assert said.getvalue() == ""
+    assert cudart.locked == {}
+
+
+def test_a_store_that_is_page_locked_is_unlocked_when_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudart = fake_driver(monkeypatch)
+    prepared = beside_a_gpu(make_workspace(tmp_path), "auto")
+    engine = assemble(*prepared, RunConsole(Console(file=io.StringIO())))
+    assert sum(cudart.locked.values()) == engine.store.locked_bytes > 0
+    assert len(cudart.locked) == len(TILES)
+    assert engine.plan.decisions.pin_store
+    engine.close()
+    assert cudart.locked == {}
+
+
+@pytest.mark.parametrize("part", ["Moves", "Compute", "Executor"])
+def test_slabs_are_unlocked_when_a_later_part_finds_no_room(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudart = fake_driver(monkeypatch)
+    most = 0
+
+    def no_room(*_: object, **__: object) -> None:
+        nonlocal most
+        most = len(cudart.locked)
+        raise torch.OutOfMemoryError("no room")
+
+    def pinned(count: int, numel: int, dtype: torch.dtype, *, pin: bool) -> SlabPool:
+        assert not pin  # on the CPU; beside a GPU they are
+        return SlabPool(count, numel, dtype, pin=True)
+
+    monkeypatch.setattr(assemble_module, "SlabPool", pinned)
+    monkeypatch.setattr(assemble_module, part, no_room)
+    before = threading.active_count()
+    with pytest.raises(torch.OutOfMemoryError), start(make_workspace(tmp_path)):
+        pass
+    assert most == 12
+    assert cudart.locked == {}
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize(
