@@ -27,8 +27,9 @@ from megatrain_cli.pipeline.slabs import SlabPool
 from megatrain_cli.pipeline.staging import Gateway
 from megatrain_cli.pipeline.verify import check_schedule
 from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
-from megatrain_cli.probe import probe_machine
+from megatrain_cli.probe.machine import probe_machine, with_rates
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.store.load import fill_random, fill_store
 from megatrain_cli.store.master import MasterStore
@@ -55,15 +56,17 @@ class Engine:
                 stack.callback(part.close)
 
 
-def plan_run(loaded: LoadedConfig) -> RunPlan:
-    """What a run would hold on this machine. Reads the model's config, no weights."""
-    return prepare(loaded)[1]
+def plan_run(loaded: LoadedConfig, machine: MachineSpec | None = None) -> RunPlan:
+    """What a run would hold, on this machine or on `machine`. Reads the model's config alone."""
+    return prepare(loaded, machine)[1]
 
 
-def prepare(loaded: LoadedConfig) -> tuple[Skeleton, RunPlan]:
-    """The model without weights, and the plan for it."""
-    skeleton = _discover(loaded.config)
-    return skeleton, _plan(loaded.config, skeleton)
+def prepare(loaded: LoadedConfig, machine: MachineSpec | None = None) -> tuple[Skeleton, RunPlan]:
+    """The model without weights, and the plan for it; without `machine` on the one at hand."""
+    config = loaded.config
+    skeleton = _discover(config)
+    machine = machine or with_rates(probe_machine(config.pipeline.device))
+    return skeleton, make_plan(config, skeleton.spec, skeleton.layouts, machine)
 
 
 def schedule_of(plan: RunPlan) -> tuple[Op, ...]:
@@ -164,11 +167,6 @@ def _discover(config: TrainConfig) -> Skeleton:
     attention = "sdpa" if config.model.attention == "auto" else config.model.attention
     dtype = DTYPES[config.model.dtype]
     return discover(Path(config.model.path), dtype=dtype, attention=attention)
-
-
-def _plan(config: TrainConfig, skeleton: Skeleton) -> RunPlan:
-    machine = probe_machine(config.pipeline.device)
-    return make_plan(config, skeleton.spec, skeleton.layouts, machine)
 
 
 def _pin(
