@@ -86,6 +86,7 @@ def test_wrong_usage_is_refused_before_anything_is_measured(
     assert said in " ".join(err.split())
 
 
+@pytest.mark.slow
 def test_a_plan_after_a_probe_speaks_of_seconds(megatrain: Runner, tmp_path: Path) -> None:
     config = make_workspace(tmp_path)
     asked = ("pipeline.device=cpu", "optimizer.threads=1")
