@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from megatrain_cli import __version__
-from megatrain_cli.cli import inspect, plan, resume, train
+from megatrain_cli.cli import inspect, plan, probe, resume, train
 from megatrain_cli.cli.options import TAKES_OVERRIDES
 from megatrain_cli.errors import InternalError, MegatrainError
 from megatrain_cli.report.listener import Listener
@@ -38,6 +38,7 @@ app = typer.Typer(
 app.command("plan", context_settings=TAKES_OVERRIDES)(plan.plan)
 app.command("train", context_settings=TAKES_OVERRIDES)(train.train)
 app.command("resume", context_settings=TAKES_OVERRIDES)(resume.resume)
+app.command("probe")(probe.probe)
 app.command("inspect-ckpt")(inspect.inspect_ckpt)
 
 

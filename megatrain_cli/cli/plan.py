@@ -1,6 +1,7 @@
 """`megatrain plan`: whether a run fits, and what it would cost, without running it."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,6 +25,14 @@ def plan(
     schedule: Annotated[
         bool, typer.Option("--schedule", help="Also print each operation of a step.")
     ] = False,
+    machine: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Plan for the machine of this file from `megatrain probe`, not for this one.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show whether a run fits, and at what cost.
@@ -31,12 +40,16 @@ def plan(
     Lists who would own which bytes, and where. Exit code 1 if the run does not fit.
     """
     loaded = read_config(config, overrides)
+    from megatrain_cli.plan.machine_file import load_machine_file
+
+    file = None if machine is None else load_machine_file(machine)
+    there = file.machine.on(loaded.config.pipeline.device) if file else None
     from megatrain_cli.pipeline.ops import schedule_text
     from megatrain_cli.report.console import data, talk
     from megatrain_cli.report.plan_view import say, show_plan
     from megatrain_cli.train.assemble import plan_run, schedule_of
 
-    run_plan = plan_run(loaded)
+    run_plan = plan_run(loaded, there)
     if as_json:
         values = {**run_plan.to_json(), "config": loaded.config.model_dump(mode="json")}
         if schedule:

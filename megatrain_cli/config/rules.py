@@ -82,11 +82,11 @@ def find_idle(config: TrainConfig) -> Iterator[Finding]:
             f"the learning rate still rises when the run ends: {warmup} warm-up steps, {steps} in"
             " all",
         )
-    yield Finding(
-        "pipeline.target_pcie_utilization",
-        "has no effect in this version: nothing compares the link's speed with it yet",
-    )
     if config.pipeline.device == "cpu":
+        yield Finding(
+            "pipeline.target_pcie_utilization",
+            "has no effect on the CPU: nothing is copied to a device",
+        )
         if config.store.memory == "pinned":
             yield Finding("store.memory", "has no effect on the CPU: nothing is copied to a device")
         if config.train.deterministic:

@@ -173,7 +173,8 @@ class PipelineSection(Section):
     staging_bytes: Count | Literal["auto"] = "auto"
     """Size of one pinned staging buffer; `auto` is the largest layer."""
     target_pcie_utilization: PositiveShare = 0.8
-    """Share of the link's measured speed below which the report names a bottleneck."""
+    """Share of the link's peak that a copy should reach; `plan` names the size from which on it
+    does, once `megatrain probe` has measured it."""
     activations: Annotated[
         Literal["auto", "recompute", "keep"] | KeepLayers,
         Wanted("`auto`, `recompute`, `keep` or {keep_layers: N, offload: true|false}"),

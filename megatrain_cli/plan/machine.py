@@ -1,6 +1,9 @@
 """What the host and the device have, as numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from megatrain_cli.errors import DeviceError
+from megatrain_cli.plan.rates import Count, MachineRates
 
 
 @dataclass(frozen=True)
@@ -14,16 +17,35 @@ class MachineSpec:
         device: `cpu` or `cuda:N`.
         device_name: As the driver reports it; empty on the CPU.
         device_bytes: Device memory free at this moment; 0 on the CPU.
+        rates: As `megatrain probe` measured them; None where it has not, on this machine.
+        rates_note: Where there are none, why, and what to do.
     """
 
-    host_bytes: int
+    host_bytes: Count
     host_source: str
-    num_cores: int
+    num_cores: Count
     device: str
     device_name: str = ""
-    device_bytes: int = 0
+    device_bytes: Count = 0
+    rates: MachineRates | None = None
+    rates_note: str = "run `megatrain probe` to see seconds"
 
     @property
     def has_cuda(self) -> bool:
         """Whether the device is a GPU."""
         return self.device.startswith("cuda")
+
+    def on(self, device: str) -> "MachineSpec":
+        """This machine as a run on `device` would see it; any `cuda:N` is its GPU.
+
+        Raises:
+            DeviceError: A GPU is asked for and it has none.
+        """
+        if device == "cpu":
+            return replace(self, device="cpu", device_name="", device_bytes=0)
+        if device.startswith("cuda") and not self.has_cuda:
+            raise DeviceError(
+                f"pipeline.device is {device} and the machine to plan for was measured without a "
+                "GPU. Use `cpu`, or the file of another machine."
+            )
+        return self

@@ -7,6 +7,7 @@ from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.activations import choose_activations
+from megatrain_cli.plan.cost import StepBounds, step_bounds
 from megatrain_cli.plan.decide import Decisions, Known, decide
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.memory import DEVICE, PlanLine, Sizes, bill
@@ -27,6 +28,7 @@ class RunPlan:
         tied: Whether the head shares the embedding's weights.
         known: What it was made with beside config, model and machine.
         shortfalls: One line for each place where the bill exceeds what there is; empty if it fits.
+        bounds: How short a step can be; None on a machine that was not measured.
     """
 
     decisions: Decisions
@@ -37,6 +39,7 @@ class RunPlan:
     shortfalls: tuple[str, ...]
     summary: tuple[tuple[str, str], ...]
     known: Known
+    bounds: StepBounds | None = None
 
     @property
     def host_bytes(self) -> int:
@@ -57,6 +60,7 @@ class RunPlan:
             "gpu_peak_bytes": self.device_bytes,
             "decisions": asdict(self.decisions),
             "machine": asdict(self.machine),
+            "bounds": None if self.bounds is None else self.bounds.to_json(),
             "lines": [asdict(line) for line in self.lines],
         }
 
@@ -113,10 +117,17 @@ def make_plan(
             f"{show_bytes(machine.device_bytes)} is free: "
             f"{show_bytes(device - machine.device_bytes)} are missing. {advice}"
         )
-    summary = _summary(config, spec, decisions, machine)
-    numels = tuple(layout.numel for layout in layouts)
+    bounds = step_bounds(spec, decisions, machine)
     return RunPlan(
-        decisions, machine, numels, bool(spec.tied), lines, tuple(shortfalls), summary, known
+        decisions,
+        machine,
+        tuple(layout.numel for layout in layouts),
+        bool(spec.tied),
+        lines,
+        tuple(shortfalls),
+        (*_summary(config, spec, decisions, machine), *_speed(config, machine, bounds)),
+        known,
+        bounds,
     )
 
 
@@ -151,3 +162,29 @@ def _summary(
         ("step", rows),
         ("learning rate", f"{config.optimizer.learning_rate:g}, {config.schedule.type}"),
     )
+
+
+def _speed(
+    config: TrainConfig, machine: MachineSpec, bounds: StepBounds | None
+) -> tuple[tuple[str, str], ...]:
+    """What was measured, as far as a step depends on it."""
+    if machine.rates is None or bounds is None:
+        return (("step takes", machine.rates_note),)
+    parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in bounds.parts.items())
+    at_best = f"{bounds.tokens / bounds.floor:.4g} tokens/s"
+    if bounds.compute is None:
+        at_best += ", compute not measured"
+    else:
+        at_best += f", {bounds.flops / bounds.floor / 1e12:.3g} TFLOPS"
+    lines = [
+        (
+            "step takes",
+            f"at least {bounds.floor:.3g} s with full rows ({at_best}): {bounds.binds} binds",
+        ),
+        ("bounds", parts),
+    ]
+    target = config.pipeline.target_pcie_utilization
+    burst = machine.rates.burst_bytes(target) if machine.has_cuda else None
+    if burst is not None:
+        lines.append(("link", f"copies from {show_bytes(burst)} on reach {target:.0%} of its peak"))
+    return tuple(lines)

@@ -1,6 +1,7 @@
 """A plan as a table: who owns which bytes, where, and by what formula."""
 
 from collections.abc import Sequence
+from io import StringIO
 from typing import Protocol
 
 from rich.console import Console
@@ -80,9 +81,10 @@ def print_table(table: Table, console: Console) -> None:
     if console.is_terminal:
         console.print(table)
         return
-    with console.capture() as captured:
-        console.print(table, width=_WIDTH_IN_A_FILE, crop=False)
-    for line in captured.get().splitlines():
+    # Rich takes what is no terminal for 80 columns wide, and draws no table wider than that.
+    drawn = StringIO()
+    Console(file=drawn, width=_WIDTH_IN_A_FILE, force_terminal=False).print(table)
+    for line in drawn.getvalue().splitlines():
         say(line.rstrip(), console)
 
 

@@ -29,8 +29,9 @@ from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
 from megatrain_cli.pipeline.slabs import SlabPool
 from megatrain_cli.pipeline.verify import check_schedule
 from megatrain_cli.plan.decide import Decisions, can_be_compiled
+from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
-from megatrain_cli.probe import probe_machine
+from megatrain_cli.probe.machine import probe_machine, with_rates
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.store.load import fill_random, fill_store
 from megatrain_cli.store.master import MasterStore
@@ -58,15 +59,18 @@ class Engine:
                 stack.callback(part.close)
 
 
-def plan_run(loaded: LoadedConfig) -> RunPlan:
-    """What a run would hold on this machine. Reads the model's config, no weights."""
-    return prepare(loaded)[1]
+def plan_run(loaded: LoadedConfig, machine: MachineSpec | None = None) -> RunPlan:
+    """What a run would hold, on this machine or on `machine`. Reads the model's config alone."""
+    return prepare(loaded, machine)[1]
 
 
-def prepare(loaded: LoadedConfig) -> tuple[Skeleton, RunPlan]:
-    """The model without weights, and the plan for it."""
-    skeleton = _discover(loaded.config)
-    return skeleton, _plan(loaded.config, skeleton)
+def prepare(loaded: LoadedConfig, machine: MachineSpec | None = None) -> tuple[Skeleton, RunPlan]:
+    """The model without weights, and the plan for it; without `machine` on the one at hand."""
+    config = loaded.config
+    skeleton = _discover(config)
+    machine = machine or with_rates(probe_machine(config.pipeline.device))
+    _check_compile(config, skeleton, machine)
+    return skeleton, make_plan(config, skeleton.spec, skeleton.layouts, machine)
 
 
 def schedule_of(plan: RunPlan) -> tuple[Op, ...]:
@@ -187,15 +191,14 @@ def _discover(config: TrainConfig) -> Skeleton:
     return discover(Path(config.model.path), dtype=dtype, attention=attention)
 
 
-def _plan(config: TrainConfig, skeleton: Skeleton) -> RunPlan:
-    machine = probe_machine(config.pipeline.device)
+def _check_compile(config: TrainConfig, skeleton: Skeleton, machine: MachineSpec) -> None:
+    """Refuse to compile where it cannot be done."""
     if config.pipeline.compile is True and not can_be_compiled(skeleton.spec, machine):
         reason = "the model has dropout" if machine.has_cuda else "there is no CUDA device"
         raise PlanError(
             f"`pipeline.compile` is true and {reason}: layers cannot be compiled then. Set "
             "`pipeline.compile: auto`."
         )
-    return make_plan(config, skeleton.spec, skeleton.layouts, machine)
 
 
 def _pin(

@@ -9,10 +9,42 @@ from megatrain_cli.model.layout import LayerLayout, make_layout
 from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
 from megatrain_cli.plan.decide import Known
 from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.plan.machine_file import VERSION, Fingerprint, MachineFacts, MachineFile
 from megatrain_cli.plan.plan import RunPlan, make_plan
+from megatrain_cli.plan.rates import ComputeRates, DiskRates, LinkRate, MachineRates, ThreadRate
 
 CPU = MachineSpec(1 << 50, "MemAvailable", 8, "cpu")
 GPU = MachineSpec(1 << 50, "MemAvailable", 8, "cuda:0", "NVIDIA H200", 1 << 50)
+
+# Close to an H200 machine, in round numbers.
+RATES = MachineRates(
+    link=(
+        LinkRate(1 << 20, 28e9, 26e9, 20e9),
+        LinkRate(4 << 20, 44e9, 43e9, 35e9),
+        LinkRate(16 << 20, 53e9, 54e9, 43e9),
+        LinkRate(64 << 20, 54e9, 55e9, 44e9),
+    ),
+    copy=(ThreadRate(1, 6e9), ThreadRate(16, 40e9)),
+    copy_to_pinned=(ThreadRate(1, 5e9), ThreadRate(16, 30e9)),
+    read=(ThreadRate(1, 12e9), ThreadRate(16, 140e9)),
+    adam=(ThreadRate(1, 0.7e9), ThreadRate(4, 2e9), ThreadRate(16, 4e9)),
+    lockable_bytes=64 << 30,
+    lockable_refused=False,
+    compute=ComputeRates(700e12, 500e12, 600e12),
+    disk=DiskRates(2e9, 3e9, direct=True),
+)
+
+
+def measured_file(machine: MachineSpec, fingerprint: Fingerprint) -> MachineFile:
+    """What `megatrain probe` might have stored."""
+    return MachineFile(
+        version=VERSION,
+        date="2026-11-29T12:00:00+00:00",
+        fingerprint=fingerprint,
+        machine=machine,
+        facts=MachineFacts(128 << 30, "cgroup v2", 16, "0-15", (), 0, None, "madvise"),
+        notes=("one thing",),
+    )
 
 
 def make_spec(

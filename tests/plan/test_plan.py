@@ -260,6 +260,7 @@ def test_the_summary_says_what_was_decided() -> None:
         "activations": "1 of 3 layers kept, 2 computed twice (+22 % work), inputs offloaded",
         "step": "3 x 4 rows of up to 64 tokens",
         "learning rate": "0.0003, cosine",
+        "step takes": "run `megatrain probe` to see seconds",
     }
     on_cpu = dict(plan_for(spec, CPU, asked).summary)
     assert on_cpu["device"] == "CPU"

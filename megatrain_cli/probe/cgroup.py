@@ -1,56 +1,36 @@
-"""Look at this machine: memory that may be taken, cores that may be used, the GPU.
+"""Memory that may be taken and cores that may be used, by every limit above this process.
 
 In a container the kernel's totals are those of the host, so the limits of every cgroup above this
 process count too: the smallest of all ancestors, less what is used there.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-import torch
-
-from megatrain_cli.errors import DeviceError
-from megatrain_cli.plan.machine import MachineSpec
-
-
-def probe_machine(device: str = "auto") -> MachineSpec:
-    """The machine at hand.
-
-    Args:
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-
-    Raises:
-        DeviceError: A GPU was asked for that is not there.
-    """
-    host_bytes, source = host_memory()
-    cores = usable_cores()
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return MachineSpec(host_bytes, source, cores, "cpu")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = int(device.partition(":")[2] or 0)
-    if index >= count:
-        raise DeviceError(
-            f"pipeline.device is {device} and torch {torch.__version__} sees {count} CUDA "
-            "device(s). Use `cpu`, or a torch build and a driver for your GPU."
-        )
-    free, _ = torch.cuda.mem_get_info(index)
-    name = torch.cuda.get_device_name(index)
-    return MachineSpec(host_bytes, source, cores, f"cuda:{index}", name, free)
 
 
 def host_memory(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> tuple[int, str]:
     """Bytes this process may still take, and what sets that limit."""
     limits = [(psutil.virtual_memory().available, "MemAvailable")]
-    for folder in _cgroup_folders(root, proc, "memory"):
-        for limit_name, used_name, version in (
-            ("memory.max", "memory.current", "cgroup v2"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "cgroup v1"),
-        ):
-            limit, used = _number(folder / limit_name), _number(folder / used_name)
-            if limit is not None and used is not None:
-                limits.append((max(limit - used + _reclaimable(folder), 0), version))
+    for folder, limit, used, version in _limits(root, proc):
+        limits.append((max(limit - used + _reclaimable(folder), 0), version))
     return min(limits)
+
+
+def memory_limit(
+    root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
+) -> tuple[int, str] | None:
+    """The smallest limit of all cgroups above this process, whatever is used; None without one."""
+    limits = [(limit, version) for _, limit, _, version in _limits(root, proc)]
+    return min(limits, default=None)
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int | None:
+    """The smallest CPU quota of all cgroups above this process, in whole cores; None without."""
+    quotas = (_cpu_quota(folder) for folder in _cgroup_folders(root, proc, "cpu"))
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def usable_cores(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
@@ -58,11 +38,20 @@ def usable_cores(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    for folder in _cgroup_folders(root, proc, "cpu"):
-        quota = _cpu_quota(folder)
-        if quota is not None:
-            cores = min(cores, quota)
-    return max(cores, 1)
+    quota = cpu_quota(root, proc)
+    return max(cores if quota is None else min(cores, quota), 1)
+
+
+def _limits(root: Path, proc: Path) -> Iterator[tuple[Path, int, int, str]]:
+    """Folder, limit, use and version of each cgroup that limits memory."""
+    for folder in _cgroup_folders(root, proc, "memory"):
+        for limit_name, used_name, version in (
+            ("memory.max", "memory.current", "cgroup v2"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "cgroup v1"),
+        ):
+            limit, used = _number(folder / limit_name), _number(folder / used_name)
+            if limit is not None and used is not None:
+                yield folder, limit, used, version
 
 
 def _cpu_quota(folder: Path) -> int | None:

@@ -6,10 +6,8 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-import torch
 
-from megatrain_cli.errors import DeviceError
-from megatrain_cli.probe import host_memory, probe_machine, usable_cores
+from megatrain_cli.probe.cgroup import cpu_quota, host_memory, memory_limit, usable_cores
 
 AVAILABLE = 64 << 30
 GIB = 1 << 30
@@ -166,12 +164,11 @@ def test_v2_cores_are_the_smallest_quota_rounded_up_within_affinity(
     assert system.cores() == cores
 
 
-def test_a_machine_without_a_gpu_is_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for asked in ("auto", "cpu"):
-        found = probe_machine(asked)
-        assert (found.device, found.has_cuda, found.device_bytes) == ("cpu", False, 0)
-        assert found.host_bytes > 0
-    for asked in ("cuda", "cuda:0"):
-        with pytest.raises(DeviceError, match=rf"pipeline.device is {asked} and .* 0 CUDA"):
-            probe_machine(asked)
+def test_the_limit_itself_is_the_smallest_whatever_is_used(system: System) -> None:
+    system.process_in("0::/a/b")
+    assert memory_limit(system.root, system.proc) is None
+    assert cpu_quota(system.root, system.proc) is None
+    system.put("a", memory__max=8 * GIB, memory__current=7 * GIB, cpu__max="400000 100000")
+    system.put("a/b", memory__max=4 * GIB, memory__current=GIB)
+    assert memory_limit(system.root, system.proc) == (4 * GIB, "cgroup v2")
+    assert cpu_quota(system.root, system.proc) == 4

@@ -1,0 +1,103 @@
+"""How fast the GPU multiplies, and computes a decoder layer forward and backward, in BF16."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from transformers import AutoConfig, AutoModel
+
+from megatrain_cli.measure.stopwatch import Stopwatch
+
+# Calls in a row, so that issuing them from Python is hidden behind computing.
+_IN_A_ROW = 5
+
+
+def measure_matmul(device: torch.device, size: int, stopwatch: Stopwatch, budget: float) -> float:
+    """Operations a second of a square product."""
+    a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
+    out = torch.empty_like(a)
+    work = partial(torch.mm, a, b, out=out)
+    seconds = stopwatch.median(partial(_seconds, device, work), budget)
+    return 2 * size**3 / seconds
+
+
+class Layer:
+    """A decoder layer of the Qwen2 kind with random weights, and what it is called with.
+
+    Args:
+        device: Where.
+        width: Hidden size; 128 a head, 8 heads a key, an MLP of four times the width.
+        tokens: Rows, and tokens a row.
+        dtype: Of weights and hidden states.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        width: int,
+        tokens: tuple[int, int],
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        heads = max(width // 128, 1)
+        config = AutoConfig.for_model(
+            "qwen2",
+            vocab_size=128,
+            hidden_size=width,
+            intermediate_size=4 * width,
+            num_hidden_layers=1,
+            num_attention_heads=heads,
+            num_key_value_heads=max(heads // 8, 1),
+        )
+        with torch.device(device):
+            model = AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa")
+            hidden = torch.randn(*tokens, width, dtype=dtype)
+            positions = torch.arange(tokens[1]).unsqueeze(0)
+            self._rotary = model.rotary_emb(hidden, positions)
+        self._hidden = hidden.requires_grad_()
+        self._gradient = torch.randn_like(hidden)
+        self.module: torch.nn.Module = model.layers[0]
+        self.flops: int = (
+            6 * sum(p.numel() for p in self.module.parameters()) * tokens[0] * tokens[1]
+        )
+
+    def run(self, call: Callable[..., object]) -> None:
+        """Forward and backward once through `call`, the module or its compiled form."""
+        found = call(self._hidden, attention_mask=None, position_embeddings=self._rotary)
+        out = found[0] if isinstance(found, tuple) else found
+        assert isinstance(out, torch.Tensor)
+        out.backward(self._gradient)
+        self.module.zero_grad(set_to_none=True)
+        self._hidden.grad = None
+
+
+def measure_layer(device: torch.device, layer: Layer, stopwatch: Stopwatch, budget: float) -> float:
+    """Operations a second, counted as 6 x parameters x tokens, without `torch.compile`."""
+    work = partial(layer.run, layer.module)
+    return layer.flops / stopwatch.median(partial(_seconds, device, work), budget)
+
+
+def measure_compiled_layer(
+    device: torch.device, layer: Layer, stopwatch: Stopwatch, budget: float
+) -> float | str:
+    """The same with `torch.compile`, or why it failed, on one line."""
+    # Dynamo and Inductor raise kinds of RuntimeError; a missing compiler or Triton the others.
+    try:
+        call = torch.compile(layer.module, dynamic=False)
+        layer.run(call)
+    except (RuntimeError, OSError, ImportError) as error:
+        lines = str(error).strip().splitlines() or [""]
+        return f"{type(error).__name__}: {lines[0]}"
+    work = partial(layer.run, call)
+    return layer.flops / stopwatch.median(partial(_seconds, device, work), budget)
+
+
+def _seconds(device: torch.device, work: Callable[[], object]) -> float:
+    stream = torch.cuda.current_stream(device)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record(stream)
+    for _ in range(_IN_A_ROW):
+        work()
+    end.record(stream)
+    end.synchronize()
+    milliseconds: float = begin.elapsed_time(end)
+    return milliseconds / 1e3 / _IN_A_ROW

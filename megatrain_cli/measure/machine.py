@@ -1,0 +1,168 @@
+"""Measure this machine part by part, within a minute."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from megatrain_cli.errors import DeviceError, StorageError
+from megatrain_cli.measure.adam import measure_adam
+from megatrain_cli.measure.amounts import TOTAL_SECONDS, Amounts, thread_counts
+from megatrain_cli.measure.compute import (
+    Layer,
+    measure_compiled_layer,
+    measure_layer,
+    measure_matmul,
+)
+from megatrain_cli.measure.disk import measure_disk
+from megatrain_cli.measure.link import measure_link
+from megatrain_cli.measure.lockable import SHARE_OF_HOST, Lockable, Locker, find_lockable
+from megatrain_cli.measure.memory import measure_copy, measure_read
+from megatrain_cli.measure.stopwatch import Stopwatch
+from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.plan.machine_file import VERSION, MachineFile
+from megatrain_cli.plan.rates import ComputeRates, MachineRates
+from megatrain_cli.probe.facts import fingerprint, machine_facts
+from megatrain_cli.probe.machine import pci_address, probe_machine
+
+T = TypeVar("T")
+
+# Seconds of each part. Together less than the total, which leaves room to compile.
+_COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 4.0, 2.0, 4.0, 3.0, 3.0, 6.0, 1.0, 1.0
+
+# A cold compile of the layer is not begun with less time left; it cannot be interrupted.
+_COMPILE_NEEDS = 15.0
+
+
+def measure_machine(
+    device: str,
+    disk: Path,
+    amounts: Amounts,
+    say: Callable[[str], None],
+    stopwatch: Stopwatch | None = None,
+) -> MachineFile:
+    """Measure all that this machine has; what it lacks is None, never guessed.
+
+    Args:
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        disk: A folder on the disk to measure.
+        amounts: How much to move and compute.
+        say: Told what is going on, a line a part, and each note.
+        stopwatch: The time for all; a fresh one without it.
+
+    Raises:
+        DeviceError: A GPU was asked for that is not there.
+    """
+    machine = probe_machine(device)
+    work = _Work(
+        machine,
+        amounts.within(machine.host_bytes),
+        disk,
+        say,
+        stopwatch or Stopwatch(TOTAL_SECONDS),
+    )
+    # What page-locks does so for the current device.
+    with torch.cuda.device(machine.device) if machine.has_cuda else nullcontext():
+        rates = work.rates()
+    return MachineFile(
+        version=VERSION,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        fingerprint=fingerprint(machine),
+        machine=replace(machine, rates=rates),
+        facts=machine_facts(pci_address(machine)),
+        notes=tuple(work.notes),
+    )
+
+
+@dataclass
+class _Work:
+    machine: MachineSpec
+    amounts: Amounts
+    disk: Path
+    say: Callable[[str], None]
+    stopwatch: Stopwatch
+    notes: list[str] = field(default_factory=list)
+
+    def rates(self) -> MachineRates:
+        """All parts in order; the compile last, as nothing can hurry it."""
+        watch, amounts = self.stopwatch, self.amounts
+        threads = thread_counts(self.machine.num_cores)
+        on_gpu = self.machine.has_cuda
+        device = torch.device(self.machine.device)
+        self.say("copies from memory to memory")
+        copy = measure_copy(amounts.copy_bytes, threads, watch, _COPY, pin=False)
+        self.say("reads of memory")
+        read = measure_read(amounts.copy_bytes, threads, watch, _READ)
+        self.say("the optimizer")
+        adam = measure_adam(amounts.adam_numel, threads, watch, _ADAM)
+        disk = self._try(
+            "the disk", lambda: measure_disk(self.disk, amounts.disk_bytes, watch, _DISK)
+        )
+        if disk is not None and not disk.direct:
+            self._note("the disk: O_DIRECT was refused, so files went through the page cache")
+        link = pinned = lockable = compute = None
+        if on_gpu:
+            link = self._try(
+                "the link", lambda: measure_link(device, amounts.link_bytes, watch, _LINK)
+            )
+            pinned = self._try(
+                "copies from memory to page-locked memory",
+                lambda: measure_copy(amounts.copy_bytes, threads, watch, _COPY, pin=True),
+            )
+            lockable = self._lockable()
+            compute = self._try("the GPU", lambda: self._compute(device))
+        return MachineRates(
+            link=link,
+            copy=copy,
+            copy_to_pinned=pinned,
+            read=read,
+            adam=adam,
+            lockable_bytes=None if lockable is None else lockable.num_bytes,
+            lockable_refused=lockable is not None and lockable.refused,
+            compute=compute,
+            disk=disk,
+        )
+
+    def _lockable(self) -> Lockable:
+        self.say("page-locking")
+        limit = int(self.machine.host_bytes * SHARE_OF_HOST)
+        end = self.stopwatch.clock() + _LOCK
+        with Locker() as locker:
+            return find_lockable(
+                locker.lock,
+                limit,
+                self.amounts.lock_step_bytes,
+                lambda: self.stopwatch.clock() < end,
+            )
+
+    def _compute(self, device: torch.device) -> ComputeRates:
+        watch, amounts = self.stopwatch, self.amounts
+        matmul = measure_matmul(device, amounts.matmul_size, watch, _MATMUL)
+        layer = Layer(device, amounts.layer_width, amounts.layer_tokens)
+        eager = measure_layer(device, layer, watch, _LAYER)
+        compiled: float | str
+        if watch.remaining < _COMPILE_NEEDS:
+            compiled = f"{watch.remaining:.0f} s were left, too little to begin"
+        else:
+            self.say("compiling a layer")
+            compiled = measure_compiled_layer(device, layer, watch, _LAYER)
+        if isinstance(compiled, str):
+            self._note(f"torch.compile of a layer was not measured: {compiled}")
+        return ComputeRates(matmul, eager, compiled if isinstance(compiled, float) else None)
+
+    def _try(self, what: str, measure: Callable[[], T]) -> T | None:
+        """What `measure` finds; None, and a note, where this machine refuses it."""
+        self.say(what)
+        try:
+            return measure()
+        except (DeviceError, StorageError, torch.OutOfMemoryError) as error:
+            self._note(f"{what}: not measured: {str(error).splitlines()[0]}")
+            return None
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.say(f"note: {text}")

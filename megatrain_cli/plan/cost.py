@@ -1,0 +1,129 @@
+"""The shortest a step can take on a measured machine: link, optimizer or compute, whichever binds.
+
+Bounds, not a forecast: each part alone, at the rate that it reached alone.
+"""
+
+from dataclasses import asdict, dataclass
+
+from megatrain_cli.model.spec import ModelSpec
+from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.plan.rates import MachineRates, rate_at
+
+# Bytes that an update reads and writes a parameter, by master; RAM bounds it, so the rate measured
+# with `fp32_split` is scaled by them. FP32 weights are their own master: 28 too.
+_ADAM_BYTES = {"fp32_split": 26, "bf16": 22, "bf16_stochastic": 22, "fp32": 28}
+
+
+@dataclass(frozen=True)
+class StepBounds:
+    """Seconds that parts of a step take at least, each alone; None where nothing is measured.
+
+    Attributes:
+        link: Weights in (see `weights_in`) and gradients out, both at once.
+        compute: Forward, recompute of the layers that are not kept, backward.
+        backward: The part of `compute` after the loss.
+        adam: All updates.
+        serial: Whether no update starts before backward has ended (deferred updates).
+        tokens: Of a step with full rows.
+        flops: 6 x parameters x tokens.
+    """
+
+    link: float | None
+    compute: float | None
+    backward: float | None
+    adam: float
+    serial: bool
+    tokens: int
+    flops: int
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """What may bind, in seconds."""
+        last = {"backward + Adam" if self.serial and self.backward else "Adam": self._tail}
+        others = {"link": self.link, "compute": self.compute}
+        return {name: s for name, s in others.items() if s is not None} | last
+
+    @property
+    def _tail(self) -> float:
+        return self.adam + (self.backward or 0.0) * self.serial
+
+    @property
+    def floor(self) -> float:
+        """No step whose rows are full is shorter than this."""
+        return max(self.parts.values())
+
+    @property
+    def binds(self) -> str:
+        """The part that the floor is made of."""
+        return max(self.parts, key=self.parts.__getitem__)
+
+    def to_json(self) -> dict[str, object]:
+        """For machines: the parts, and what follows from them."""
+        return {**asdict(self), "floor": self.floor, "binds": self.binds}
+
+
+def step_bounds(spec: ModelSpec, decisions: Decisions, machine: MachineSpec) -> StepBounds | None:
+    """The bounds of one step; None for a machine that was not measured.
+
+    Args:
+        spec: The model.
+        decisions: Of the plan.
+        machine: With its rates.
+    """
+    rates = machine.rates
+    if rates is None:
+        return None
+    tokens = decisions.num_micro_batches * decisions.micro_batch_size * decisions.max_length
+    compute = backward = None
+    # Rates are of BF16 on the GPU; FP32, or a CPU, is another thing.
+    if machine.has_cuda and decisions.dtype == "bfloat16" and rates.compute is not None:
+        speed = rates.compute.layer
+        if decisions.compiled:  # it may still fail: the better rate bounds both
+            speed = max(speed, rates.compute.compiled_layer or 0.0)
+        # A product is 2 operations a weight and token, and twice that backward. Looking up an
+        # embedding is none; a tied one counts as the head's.
+        multiplied = spec.num_parameters - (0 if spec.tied else spec.embed.numel)
+        body = spec.decoder_layers
+        again = sum(layer.numel for layer in body[: len(body) - decisions.keep_layers])
+        backward = (4 * multiplied + 2 * again) * tokens / speed
+        compute = backward + 2 * multiplied * tokens / speed
+    link = _link_seconds(spec, decisions, rates) if machine.has_cuda else None
+    adam_rate = rate_at(rates.adam, decisions.threads)
+    adam_rate *= _ADAM_BYTES["fp32_split"] / _ADAM_BYTES[decisions.tile_format.master]
+    return StepBounds(
+        link=link,
+        compute=compute,
+        backward=backward,
+        adam=spec.num_parameters / adam_rate,
+        serial=not decisions.eager,
+        tokens=tokens,
+        flops=6 * spec.num_parameters * tokens,
+    )
+
+
+def weights_in(spec: ModelSpec, num_slots: int) -> int:
+    """Parameters that are copied to the device in a step.
+
+    Every layer's twice, for forward and for backward; those that are still in their slots at the
+    turn once. A tied head brings the embedding along.
+    """
+    turn = len(spec.layers) - num_slots
+    twice = sum(layer.numel for layer in spec.layers[: max(turn, 0)])
+    return spec.num_parameters + twice + (spec.embed.numel if spec.tied else 0)
+
+
+def _link_seconds(spec: ModelSpec, decisions: Decisions, rates: MachineRates) -> float | None:
+    if rates.link is None:
+        return None
+    width = 2 if decisions.dtype == "bfloat16" else 4
+    inward = weights_in(spec, decisions.num_slots) * width
+    outward = spec.num_parameters * width
+    bounds = [
+        inward / max(point.to_device for point in rates.link),
+        outward / max(point.to_host for point in rates.link),
+        (inward + outward) / (2 * max(point.both_ways for point in rates.link)),
+    ]
+    if not decisions.pin_store and rates.copy_to_pinned is not None:
+        bounds.append(inward / max(point.rate for point in rates.copy_to_pinned))
+    return max(bounds)

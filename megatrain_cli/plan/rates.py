@@ -1,0 +1,121 @@
+"""What a machine was measured to do: bytes, parameters and operations a second."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+# The annotations refuse what no measurement gives, where a file is read.
+Count = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class LinkRate:
+    """Copies of one size between page-locked memory and the GPU, in bytes a second.
+
+    Attributes:
+        num_bytes: Of one copy.
+        both_ways: Each way, while both are in use.
+    """
+
+    num_bytes: Count
+    to_device: Rate
+    to_host: Rate
+    both_ways: Rate
+
+
+@dataclass(frozen=True)
+class ThreadRate:
+    """What some threads did together, a second."""
+
+    threads: Annotated[int, Field(ge=1)]
+    rate: Rate
+
+
+@dataclass(frozen=True)
+class ComputeRates:
+    """Operations a second of the GPU in BF16.
+
+    Attributes:
+        matmul: One large square product, as multiplications and additions.
+        layer: A decoder layer, forward and backward, as 6 x parameters x tokens.
+        compiled_layer: The same with `torch.compile`; None where that failed.
+    """
+
+    matmul: Rate
+    layer: Rate
+    compiled_layer: Rate | None
+
+
+@dataclass(frozen=True)
+class DiskRates:
+    """One large file, in bytes a second.
+
+    Attributes:
+        direct: Whether `O_DIRECT` passed the page cache by. Otherwise writes end with a sync, and
+            reads come after the cache was asked to forget the file.
+    """
+
+    write: Rate
+    read: Rate
+    direct: bool
+
+
+@dataclass(frozen=True)
+class MachineRates:
+    """All of it. None: there is no GPU for it, or the note in the file says why it is missing.
+
+    Attributes:
+        link: By growing size.
+        copy: Ordinary memory to ordinary memory by threads; bytes copied, not touched.
+        copy_to_pinned: Ordinary memory to page-locked memory by threads.
+        read: Bytes read from RAM by threads.
+        adam: Parameters updated by threads, with `fp32_split` masters and BF16 gradients.
+        lockable_bytes: That were page-locked at once when it was tried.
+        lockable_refused: Whether the driver refused more; otherwise more was not tried.
+    """
+
+    link: Annotated[tuple[LinkRate, ...], Field(min_length=1)] | None
+    copy: Annotated[tuple[ThreadRate, ...], Field(min_length=1)]
+    copy_to_pinned: Annotated[tuple[ThreadRate, ...], Field(min_length=1)] | None
+    read: Annotated[tuple[ThreadRate, ...], Field(min_length=1)]
+    adam: Annotated[tuple[ThreadRate, ...], Field(min_length=1)]
+    lockable_bytes: Count | None
+    lockable_refused: bool
+    compute: ComputeRates | None
+    disk: DiskRates | None
+
+    def burst_bytes(self, target_utilization: float) -> int | None:
+        """The smallest copy to the device from which on all reach this share of the link's peak.
+
+        None where the link was not measured.
+        """
+        if self.link is None:
+            return None
+        wanted = target_utilization * max(point.to_device for point in self.link)
+        found = self.link[-1].num_bytes
+        for point in reversed(self.link):
+            if point.to_device < wanted:
+                break
+            found = point.num_bytes
+        return found
+
+
+def rate_at(points: Sequence[ThreadRate], threads: int) -> float:
+    """The rate with `threads` threads: between two measured ones a line, beyond them the nearest.
+
+    Args:
+        points: At least one, by growing number of threads.
+        threads: At least 1.
+    """
+    below = [point for point in points if point.threads <= threads]
+    above = [point for point in points if point.threads >= threads]
+    if not below or not above:
+        return (below[-1] if below else above[0]).rate
+    first, last = below[-1], above[0]
+    if first.threads == last.threads:
+        return first.rate
+    share = (threads - first.threads) / (last.threads - first.threads)
+    return first.rate + share * (last.rate - first.rate)

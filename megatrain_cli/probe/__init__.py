@@ -1,0 +1,1 @@
+"""What the system says about this machine; nothing is timed."""

@@ -1,0 +1,131 @@
+"""`megatrain probe` end to end on tiny sizes, and `plan` with what it wrote."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain_cli.cli.app import main
+from megatrain_cli.measure import amounts
+from megatrain_cli.plan.machine_file import (
+    Fingerprint,
+    default_path,
+    load_machine_file,
+    save_machine_file,
+)
+from tests.measure.test_machine import TINY
+from tests.plan.small import GPU, RATES, measured_file
+from tests.train.workspace import make_workspace
+
+
+class Runner:
+    """Runs a command in this process."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._patch, self._capsys = patch, capsys
+
+    def __call__(self, *words: object) -> tuple[object, str, str]:
+        """Exit code, stdout, stderr."""
+        self._capsys.readouterr()
+        self._patch.setattr(sys, "argv", ["megatrain", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return (left.value.code or 0, *self._capsys.readouterr())
+
+
+@pytest.fixture
+def megatrain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Runner:
+    monkeypatch.setattr(amounts, "FULL", TINY)
+    monkeypatch.chdir(tmp_path)
+    return Runner(monkeypatch, capsys)
+
+
+def test_json_is_the_file_where_plan_looks_and_talk_goes_to_stderr(megatrain: Runner) -> None:
+    code, out, err = megatrain("probe", "--json", "--device", "cpu")
+    assert code == 0
+    path = default_path()
+    assert path is not None
+    assert path.read_text() == out
+    assert json.loads(out)["machine"]["rates"]["link"] is None
+    assert err.splitlines()[0] == "copies from memory to memory"
+    assert err.splitlines()[-1] == f"saved {path}"
+    file = load_machine_file()
+    assert file is not None
+    assert file.machine.rates is not None
+
+
+def test_a_table_names_each_part_and_out_is_where_it_goes(
+    megatrain: Runner, tmp_path: Path
+) -> None:
+    code, out, _ = megatrain("probe", "--device", "cpu", "--out", tmp_path / "here.json")
+    assert code == 0
+    labels = ("measured", "CPU", "RAM", "link", "copy in RAM", "Adam", "compute", "disk")
+    starts = [line for line in out.splitlines() if line.startswith(labels)]
+    assert len(starts) >= len(labels)
+    assert load_machine_file(tmp_path / "here.json") is not None
+    assert load_machine_file() is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--device", "gpu"], "wanted auto, cpu, cuda or cuda:N, got `gpu`"),
+        (["--device", "cuda:x"], "got `cuda:x`"),
+        (["--disk", "none"], "there is no folder `none`"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_is_measured(
+    megatrain: Runner, words: list[str], said: str
+) -> None:
+    code, out, err = megatrain("probe", *words)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.split())
+
+
+@pytest.mark.slow
+def test_a_plan_after_a_probe_speaks_of_seconds(megatrain: Runner, tmp_path: Path) -> None:
+    config = make_workspace(tmp_path)
+    asked = ("pipeline.device=cpu", "optimizer.threads=1")
+    _, before, _ = megatrain("plan", config, *asked)
+    assert "run `megatrain probe` to see seconds" in before
+    megatrain("probe", "--device", "cpu")
+    _, after, _ = megatrain("plan", config, *asked)
+    assert "step takes" in after
+    assert "at least" in after
+    assert "compute not measured" in after
+    read = json.loads(megatrain("plan", config, "--json", *asked)[1])
+    assert read["bounds"]["floor"] == read["bounds"]["adam"] > 0
+
+
+def test_a_plan_for_another_machine_uses_its_file(megatrain: Runner, tmp_path: Path) -> None:
+    config = make_workspace(tmp_path)
+    there = replace(GPU, host_bytes=3 << 30, device_bytes=5 << 30, rates=RATES)
+    fingerprint = Fingerprint("Other", 3, 5, GPU.device_name, "1")
+    save_machine_file(measured_file(there, fingerprint), tmp_path / "there.json")
+    asked = ("model.dtype=bfloat16", "optimizer.master=fp32_split", "pipeline.device=auto")
+    code, out, err = megatrain("plan", config, "--machine", tmp_path / "there.json", *asked)
+    assert (code, err) == (0, "")
+    assert GPU.device_name in out
+    assert "binds" in out
+    assert "copies from 4.00 MiB on reach 80% of its peak" in out
+    words = ("plan", config, "--json", "--machine", tmp_path / "there.json", *asked)
+    read = json.loads(megatrain(*words)[1])
+    assert read["machine"]["host_bytes"] == 3 << 30
+    assert read["bounds"]["link"] > 0
+
+
+def test_a_machine_file_that_cannot_be_used_is_one_line(megatrain: Runner, tmp_path: Path) -> None:
+    config = make_workspace(tmp_path)
+    path = tmp_path / "there.json"
+    code, out, err = megatrain("plan", config, "--machine", path)
+    assert (code, out) == (1, "")
+    assert err == f"{path}: cannot be read: No such file or directory\n"
+    path.write_text("{}")
+    code, _, err = megatrain("plan", config, "--machine", path)
+    assert code == 3
+    assert err.startswith(f"{path} is damaged")
+    assert err.count("\n") == 1

@@ -1,0 +1,123 @@
+"""Memory, optimizer and layer: each part does the work that it claims to time."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatrain_cli.measure.adam import measure_adam
+from megatrain_cli.measure.amounts import FULL, thread_counts
+from megatrain_cli.measure.compute import Layer, measure_compiled_layer
+from megatrain_cli.measure.memory import cut, fill, measure_copy, measure_read
+from megatrain_cli.measure.stopwatch import Stopwatch
+from megatrain_cli.optim.worker import TileUpdater
+
+
+@given(st.integers(4096, 10**7), st.integers(1, 70))
+def test_parts_are_equal_whole_pages_without_gap_or_overlap(num_bytes: int, count: int) -> None:
+    parts = cut(num_bytes, count)
+    assert 1 <= len(parts) <= count
+    assert parts[0].start == 0
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+    assert {(part.stop - part.start) % 4096 for part in parts} == {0}
+    assert len({part.stop - part.start for part in parts}) == 1
+    assert num_bytes - count * 4096 < parts[-1].stop <= num_bytes
+
+
+@given(st.integers(1, 3 << 20))
+def test_filled_memory_is_noise_to_its_last_byte(num_bytes: int) -> None:
+    memory = torch.zeros(num_bytes + 1, dtype=torch.uint8)
+    fill(memory[:num_bytes])
+    assert memory[num_bytes] == 0
+    counts = np.bincount(memory[:num_bytes].numpy(), minlength=256)
+    assert counts.max() <= num_bytes / 64 + 20
+
+
+@given(st.integers(1, 300))
+def test_threads_grow_from_one_to_all_cores(cores: int) -> None:
+    counts = thread_counts(cores)
+    assert (counts[0], counts[-1]) == (1, cores)
+    assert list(counts) == sorted(set(counts))
+    assert all(b <= 2 * a for a, b in pairwise(counts))
+
+
+@given(st.integers(0, 1 << 42))
+def test_amounts_fit_the_memory_that_is_free(free: int) -> None:
+    amounts = FULL.within(free)
+    most = max(free // 16, 1 << 20)
+    assert amounts.copy_bytes <= most
+    assert amounts.adam_numel * 14 <= most
+    assert amounts.link_bytes == FULL.link_bytes[: len(amounts.link_bytes)]
+    assert max(amounts.link_bytes) <= most
+
+
+def test_each_number_of_threads_has_a_rate() -> None:
+    watch = Stopwatch(30.0)
+    for rates in (
+        measure_copy(1 << 20, (1, 3), watch, 0.1, pin=False),
+        measure_read(1 << 20, (1, 3), watch, 0.1),
+        measure_adam(1 << 16, (1, 3), watch, 0.1),
+    ):
+        assert [rate.threads for rate in rates] == [1, 3]
+        assert all(rate.rate > 0 for rate in rates)
+
+
+def test_a_copy_copies_every_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    copyto = np.copyto
+
+    def counted(target: np.ndarray, source: np.ndarray) -> None:
+        copyto(target, source)
+        seen.append(target.nbytes)
+
+    monkeypatch.setattr(np, "copyto", counted)
+    measure_copy(1 << 20, (4,), Stopwatch(30.0), 0.0, pin=False)
+    assert sum(seen) == 1 << 20
+
+
+def test_the_optimizer_updates_every_parameter_and_finds_no_odd_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    update = TileUpdater.update
+    changed: list[float] = []
+
+    def watched(self: TileUpdater, tile, gradient, start, step) -> None:  # type: ignore[no-untyped-def] # as the method
+        before = tile.read_master("weight")
+        update(self, tile, gradient, start, step)
+        after = tile.read_master("weight")
+        assert torch.isfinite(after).all()
+        assert torch.isfinite(tile.exp_avg_sq).all()
+        changed.append((before != after).float().mean().item())
+
+    monkeypatch.setattr(TileUpdater, "update", watched)
+    measure_adam(1 << 16, (2,), Stopwatch(30.0), 0.0)
+    assert changed == [pytest.approx(1.0, abs=0.01)]
+
+
+def test_a_layer_computes_gradients_of_all_its_weights() -> None:
+    layer = Layer(torch.device("cpu"), 128, (2, 16), torch.float32)
+    seen: dict[str, float] = {}
+    for name, param in layer.module.named_parameters():
+        param.register_hook(lambda grad, name=name: seen.update({name: grad.norm().item()}))
+    layer.run(layer.module)
+    params = dict(layer.module.named_parameters())
+    # A bias of keys shifts all scores of a query alike, so its gradient may be 0.
+    assert {name for name, norm in seen.items() if norm > 0} | {"self_attn.k_proj.bias"} == set(
+        params
+    )
+    assert all(param.grad is None for param in params.values())
+    assert layer.flops == 6 * 32 * sum(param.numel() for param in params.values())
+
+
+def test_a_compile_that_fails_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(module: torch.nn.Module, *, dynamic: bool) -> torch.nn.Module:
+        raise RuntimeError("no compiler here\nmany details")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    device = torch.device("cpu")
+    layer = Layer(device, 128, (1, 4))
+    found = measure_compiled_layer(device, layer, Stopwatch(1.0), 1.0)
+    assert found == "RuntimeError: no compiler here"
