@@ -29,6 +29,7 @@ class Decisions:
         keep_layers: How many decoder layers, the last ones, keep their activations.
         micro_batch_size: Rows that pass through a layer at once; 1 on the CPU, whatever was asked.
         head_chunk: Positions per chunk of the head.
+        deterministic: Kernels on the device must repeat bit for bit; those of a CPU do anyway.
     """
 
     dtype: ComputeDtype
@@ -47,6 +48,7 @@ class Decisions:
     offload: bool
     head_chunk: int
     threads: int
+    deterministic: bool
 
 
 def decide(
@@ -103,6 +105,7 @@ def decide(
         offload=offload,
         head_chunk=max(64, chunk // 64 * 64),
         threads=max(1, machine.num_cores - spare) if threads == "auto" else threads,
+        deterministic=machine.has_cuda and config.train.deterministic,
     )
 
 

@@ -111,7 +111,7 @@ def _summary(
     return (
         ("model", f"{spec.architecture}, {size}"),
         ("device", machine.device_name or "CPU"),
-        ("compute", f"{d.dtype}, attention {d.attention}"),
+        ("compute", f"{d.dtype}, attention {d.attention}" + ", deterministic" * d.deterministic),
         ("masters", f"{d.tile_format.master}, updates {updates} on {d.threads} threads"),
         ("store", "page-locked in place" if d.pin_store else "pageable"),
         ("gradients", f"{d.num_slabs} slabs" if d.num_slabs else "straight into the tiles"),

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from megatrain_cli.data.examples import Examples
 from megatrain_cli.errors import DeviceError, ModelError, PlanError
 from megatrain_cli.model.discover import discover
 from megatrain_cli.model.initial import RandomLayers
+from megatrain_cli.model.kernels import dispatched_kernel, run_layers_once, settle_repeatable
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head, LayerTemplate, Prologue
 from megatrain_cli.optim.worker import TileUpdater
@@ -90,6 +92,7 @@ def assemble(
         device = torch.device(plan.machine.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            console.note(f"attention: {_settle_attention(skeleton, plan.decisions, device)}")
         lanes: Lanes = CudaLanes(device) if device.type == "cuda" else InlineLanes()
         stack.callback(lanes.close)
         executor = build_executor(skeleton, plan, store, lanes)
@@ -189,6 +192,19 @@ def _pin(
         if plan.shortfalls:
             raise PlanError("\n".join(plan.shortfalls)) from error
     return plan
+
+
+def _settle_attention(skeleton: Skeleton, d: Decisions, device: torch.device) -> str:
+    """Which kernel attends on the GPU; where the run is deterministic, one proved to repeat."""
+    shape = d.micro_batch_size, d.max_length
+    if d.deterministic:
+        skeleton.move_buffers(device)
+        kernel = settle_repeatable(d.attention, partial(run_layers_once, skeleton, *shape, device))
+        torch.cuda.empty_cache()  # the plan counts on all of it
+        return f"{d.attention} by {kernel}, which repeated bit for bit"
+    if d.attention != "sdpa":
+        return d.attention
+    return f"sdpa by {dispatched_kernel(skeleton.hf_config, skeleton.dtype, device, *shape)}"
 
 
 def _fill(config: TrainConfig, skeleton: Skeleton, store: MasterStore, threads: int) -> None:
