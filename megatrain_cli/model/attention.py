@@ -9,8 +9,9 @@ B batch, T tokens, H heads, D head width, C documents of a micro-batch.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -30,7 +31,8 @@ _LARGEST_HEAD = 256
 _HEAD_STEP = 8
 
 # Newer torch wants to be told that keys have fewer heads; older torch takes them as they come.
-_GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_told = "enable_gqa" in inspect.signature(varlen_attn).parameters
+_attend: Callable[..., Tensor] = partial(varlen_attn, enable_gqa=True) if _told else varlen_attn  # type: ignore[assignment]  # a tuple only where more than the output is asked for
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def _all_at_once(
     if starts is None:
         total = batch * num_tokens
         starts = torch.arange(0, total + 1, num_tokens, dtype=torch.int32, device=query.device)
-    out: Tensor = varlen_attn(
+    out = _attend(
         *(x.transpose(1, 2).reshape(batch * num_tokens, -1, width) for x in (query, key, value)),
         starts,
         starts,
@@ -131,7 +133,6 @@ def _all_at_once(
         num_tokens,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
-        **_GROUPED,
     )
     return out.view(batch, num_tokens, -1, width)
 

@@ -6,7 +6,7 @@ them in when they are traced, so it comes before any compilation.
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +16,15 @@ from transformers import PreTrainedConfig
 
 from megatrain_cli.errors import DeviceError
 from megatrain_cli.model.attention import PACKED, PackedRows, find_documents
+from megatrain_cli.model.recorder import LayerArgs
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import LayerTemplate, Prologue
 
 # One forward and backward: named results, the same ones each time.
 Trial = Callable[[], Mapping[str, Tensor]]
+
+# `LayerTemplate.__call__`, or the same compiled: (template, leaves, hidden, arguments) -> hidden.
+LayerFunction = Callable[[LayerTemplate, Sequence[Tensor], Tensor, LayerArgs], Tensor]
 
 TRIALS = 4
 
@@ -134,7 +138,11 @@ def settle_repeatable(attention: str, trial: Trial) -> str:
 
 
 def run_layers_once(
-    skeleton: Skeleton, rows: int, length: int, device: torch.device
+    skeleton: Skeleton,
+    rows: int,
+    length: int,
+    device: torch.device,
+    layer_function: LayerFunction = LayerTemplate.__call__,
 ) -> dict[str, Tensor]:
     """Forward and backward of the prologue and of one decoder layer of each kind.
 
@@ -145,6 +153,7 @@ def run_layers_once(
         rows: B.
         length: T.
         device: Where to run.
+        layer_function: How the run calls its layers.
 
     Returns:
         Outputs and gradients, by name.
@@ -179,7 +188,7 @@ def run_layers_once(
             template = LayerTemplate(skeleton, index)
             own = template.leaves(draw(skeleton.layouts[index + 1].numel))
             source = first.detach().requires_grad_()
-            output = template(own, source, args[index])
+            output = layer_function(template, own, source, args[index])
             name = spec.decoder_layers[index].name
             results[f"output of {name}"] = output.detach()
             keep(name, torch.autograd.grad(output, (source, *own), above, allow_unused=True))

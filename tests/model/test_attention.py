@@ -155,11 +155,9 @@ def by_definition(
     *,
     scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
 ) -> Tensor:
     """What torch documents `varlen_attn` to compute, over one dense mask."""
     total, groups = len(query), query.shape[1] // key.shape[1]
-    assert enable_gqa or groups == 1 or not attention._GROUPED
     assert cu_seq_q is cu_seq_k
     assert max_q == max_k >= int(cu_seq_q.diff().max())
     assert window_size[1] == 0
@@ -180,7 +178,7 @@ def by_definition(
 def test_all_documents_at_once_are_the_documents_one_by_one(
     window: int | None, documents: NDArray[np.int32] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "varlen_attn", by_definition)
+    monkeypatch.setattr(attention, "_attend", by_definition)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(2, NUM_TOKENS, heads, 16, generator=generator).transpose(1, 2)

@@ -19,33 +19,15 @@ from megatrain_cli.model.kernels import (
     settle_repeatable,
 )
 from tests.families import KINDS, WINDOW, tiny_config
+from tests.torch_settings import enabled_backends, settings_put_back
 
 CPU = torch.device("cpu")
 
 
-def enabled() -> tuple[bool, ...]:
-    """cuDNN, flash, memory-efficient, unfused."""
-    backends = torch.backends.cuda
-    return (
-        backends.cudnn_sdp_enabled(),
-        backends.flash_sdp_enabled(),
-        backends.mem_efficient_sdp_enabled(),
-        backends.math_sdp_enabled(),
-    )
-
-
 @pytest.fixture(autouse=True)
-def _settings_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    monkeypatch.setattr("torch.utils.deterministic.fill_uninitialized_memory", True)
-    backends, before = torch.backends.cuda, enabled()
-    yield
-    torch.use_deterministic_algorithms(False)
-    backends.enable_cudnn_sdp(before[0])
-    backends.enable_flash_sdp(before[1])
-    backends.enable_mem_efficient_sdp(before[2])
-    backends.enable_math_sdp(before[3])
-    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+def _settings_are_put_back() -> Iterator[None]:
+    with settings_put_back():
+        yield
 
 
 def layers(kind: str, attention: str = "sdpa") -> Callable[[], Mapping[str, Tensor]]:
@@ -57,12 +39,12 @@ def test_a_kernel_that_repeats_is_taken_and_the_others_are_off() -> None:
     calls = []
 
     def trial() -> dict[str, Tensor]:
-        calls.append(enabled())
+        calls.append(enabled_backends())
         return {"output": torch.tensor([0.0, float("nan")])}
 
     assert settle_repeatable("sdpa", trial) == "cuDNN"
     assert calls == [(True, False, False, False)] * TRIALS
-    assert enabled() == (True, False, False, False)
+    assert enabled_backends() == (True, False, False, False)
     assert torch.is_deterministic_algorithms_warn_only_enabled()
     assert not torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # torch sets it late
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -81,7 +63,7 @@ def test_where_the_first_is_missing_or_differs_the_second_is_taken(missing: str 
         return {"output": torch.tensor(float(count))}
 
     assert settle_repeatable("sdpa", trial) == "memory-efficient"
-    assert enabled() == (False, False, True, False)
+    assert enabled_backends() == (False, False, True, False)
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
 
