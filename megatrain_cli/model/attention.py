@@ -63,6 +63,13 @@ def find_documents(documents: NDArray[np.integer]) -> tuple[NDArray[np.int64], N
     return positions.reshape(documents.shape).astype(np.int64), ends
 
 
+def halved_rows(rows: int, length: int, device: torch.device) -> PackedRows:
+    """Rows of two documents each, to try out what packed rows will run through."""
+    halves = np.broadcast_to(np.arange(length) >= length // 2, (rows, length))
+    positions, starts = map(torch.from_numpy, find_documents(halves.astype(np.int32)))
+    return PackedRows(positions.to(device), starts.to(device))
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend
 from transformers import PreTrainedConfig
 
 from megatrain_cli.errors import DeviceError
-from megatrain_cli.model.attention import PACKED, PackedRows, find_documents
+from megatrain_cli.model.attention import PACKED, halved_rows
 from megatrain_cli.model.recorder import LayerArgs
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import LayerTemplate, Prologue
@@ -165,11 +165,7 @@ def run_layers_once(
         # Of a size that leaves attention far from uniform.
         return torch.randn(shape, generator=generator, dtype=dtype, device=device) * 0.1
 
-    packed = None
-    if skeleton.model.config._attn_implementation == PACKED:
-        halves = (torch.arange(length) >= length // 2).expand(rows, length)
-        positions, starts = map(torch.from_numpy, find_documents(halves.numpy()))
-        packed = PackedRows(positions.to(device), starts.to(device))
+    packed = halved_rows(rows, length, device) if skeleton.is_packed else None
     input_ids = torch.randint(spec.vocab_size, (rows, length), generator=generator, device=device)
     results: dict[str, Tensor] = {}
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
 
 from megatrain_cli.errors import InternalError, ModelError
-from megatrain_cli.model.attention import PACKED, PackedRows
+from megatrain_cli.model.attention import PackedRows
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.recorder import LastLayerReachedError, LayerArgs, first_output
 from megatrain_cli.model.skeleton import Skeleton
@@ -42,6 +42,7 @@ class Prologue:
 
     def __init__(self, skeleton: Skeleton) -> None:
         self._model = skeleton.model
+        self._is_packed = skeleton.is_packed
         self._tape = skeleton.tape
         self._layout = skeleton.layouts[0]
         self._names = [param.name for param in skeleton.spec.embed.params]
@@ -96,7 +97,7 @@ class Prologue:
     def _arguments(self, packed: PackedRows | None) -> dict[str, Tensor]:
         if packed is None:
             return {}
-        if self._model.config._attn_implementation != PACKED:
+        if not self._is_packed:
             raise InternalError(
                 "Packed rows were given to a model whose attention does not part them."
             )
