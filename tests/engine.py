@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import yaml
+from numpy.typing import NDArray
 
 from megatrain_cli.config.load import load_config
+from megatrain_cli.model.attention import PACKED
+from megatrain_cli.model.discover import discover
 from megatrain_cli.model.functions import eager_functions
 from megatrain_cli.model.initial import RandomLayers
 from megatrain_cli.model.skeleton import Skeleton
@@ -118,8 +121,13 @@ def write_config(folder: Path, shape: Settings, sections: Mapping[str, Settings]
 
 
 @cache
-def _prepared(config: Path) -> tuple[Skeleton, RunPlan]:
-    return prepare(load_config(config))
+def _prepared(config: Path, *, packed: bool) -> tuple[Skeleton, RunPlan]:
+    loaded = load_config(config)
+    skeleton, plan = prepare(loaded)
+    if not packed:
+        return skeleton, plan
+    skeleton = discover(Path(loaded.config.model.path), dtype=skeleton.dtype, attention=PACKED)
+    return skeleton, replace(plan, decisions=replace(plan.decisions, attention=PACKED))
 
 
 @cache
@@ -137,6 +145,7 @@ def run(
     around: AbstractContextManager[None] = nullcontext(),  # noqa: B008  has no state
     decided: Mapping[str, object] | None = None,
     ops: Callable[[tuple[Op, ...]], tuple[Op, ...]] | None = None,
+    documents: Sequence[NDArray[np.int32]] | None = None,
 ) -> Outcome:
     """Train a few steps.
 
@@ -149,8 +158,9 @@ def run(
         around: Entered while the last step is issued.
         decided: Decisions of the plan to replace.
         ops: Changes the proved schedule, to show what happens without a guard.
+        documents: Rows are packed: of each step, the documents of every micro-batch.
     """
-    skeleton, plan = _prepared(config)
+    skeleton, plan = _prepared(config, packed=documents is not None)
     assert not plan.shortfalls
     d = replace(plan.decisions, **(decided or {}))  # type: ignore[arg-type]  # the test knows them
     plan = replace(plan, decisions=d)
@@ -171,7 +181,8 @@ def run(
         batch = []
         for _ in range(d.num_micro_batches):
             ids = rng.integers(0, skeleton.spec.vocab_size, shape)
-            batch.append(MicroBatch(ids, ids.copy()))
+            packed = None if documents is None else documents[step - 1]
+            batch.append(MicroBatch(ids, ids.copy(), packed))
         update = StepUpdate(
             step=step,
             base=AdamStep(step, 1e-3, 0.9, 0.95, 1e-8, 0.1),

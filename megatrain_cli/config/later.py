@@ -36,13 +36,6 @@ def find_not_yet(config: TrainConfig) -> Iterator[Finding]:
             )
     if any(source.weight is not None for source in data.train):
         yield Finding("data.train", f"`weight` {_NOT_YET}; each row is drawn once an epoch")
-    if config.train.deterministic and pipeline.device != "cpu":
-        yield Finding(
-            "train.deterministic",
-            f"true {_NOT_YET} on a CUDA device; use false, or `pipeline.device: cpu`, where every"
-            " run is deterministic",
-            ("pipeline.device",),
-        )
     if pipeline.staging_bytes != "auto":
         yield Finding("pipeline.staging_bytes", f"a size {_NOT_YET}; use `auto`: the largest layer")
     if config.checkpoint.save_steps is not None:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+import megatrain_cli.model.attention  # noqa: F401  makes `packed` known to transformers
 from megatrain_cli.errors import ModelError
 
 # How a model's own code refuses a value that its config class let pass: an unknown activation or

@@ -41,7 +41,7 @@ def discover(folder: Path, *, dtype: torch.dtype, attention: str) -> Skeleton:
     Args:
         folder: Holds config.json; nothing else is read.
         dtype: Compute dtype.
-        attention: `sdpa` or `eager`.
+        attention: `sdpa`, `eager`, or `packed` for rows of several documents.
 
     Raises:
         ModelError: config.json is missing or damaged, or the architecture cannot be trained.

@@ -40,21 +40,25 @@ def head_loss(head: HeadFunction) -> ChunkLoss:
 
 
 def supervised_positions(
-    labels: NDArray[np.integer],
+    labels: NDArray[np.integer], documents: NDArray[np.integer] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where the model is trained, and what it must say there.
 
     The one place of the program that shifts: the hidden state at position p predicts the label at
-    p + 1 of the same row.
+    p + 1 of the same document.
 
     Args:
         labels: `(B, T)`, aligned with the input ids; -100 is not supervised.
+        documents: `(B, T)`, the number of each token's document; None is one document a row.
 
     Returns:
         Positions in the flattened `(B * T,)`, ascending, and the target of each; both `(N,)`.
     """
     num_tokens = labels.shape[1]
-    rows, columns = np.nonzero(labels[:, 1:] != IGNORED)
+    supervised = labels[:, 1:] != IGNORED
+    if documents is not None:
+        supervised &= documents[:, 1:] == documents[:, :-1]
+    rows, columns = np.nonzero(supervised)
     positions = (rows * num_tokens + columns).astype(np.int64)
     return positions, labels[rows, columns + 1].astype(np.int64)
 

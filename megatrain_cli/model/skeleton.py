@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from megatrain_cli.model.attention import PACKED
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.recorder import Tape
 from megatrain_cli.model.spec import ModelSpec
@@ -43,6 +44,12 @@ class Skeleton:
     def base(self) -> nn.Module:
         """The base model: everything but the LM head."""
         return self.model.get_submodule(self.base_prefix)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether rows may hold several documents, each with an attention of its own."""
+        found: str = self.model.config._attn_implementation
+        return found == PACKED
 
     def move_buffers(self, device: torch.device) -> None:
         """Put every buffer on `device`, where the prologue, the layers and the head will run."""

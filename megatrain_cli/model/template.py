@@ -1,6 +1,6 @@
 """The three parts of a forward pass, with weights bound as views of a flat run.
 
-    hidden, args = prologue(prologue.leaves(embed_run), input_ids)
+    hidden, args = prologue(prologue.leaves(embed_run), input_ids, packed)
     for i in ...: hidden = template[i](template[i].leaves(layer_run), hidden, args[i])
     logits = head(head.leaves(head_run), head.tied_leaves(embed_run), hidden[positions])
 
@@ -13,12 +13,14 @@ B batch, T tokens, D width, V vocabulary, N flat positions.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
 
 from megatrain_cli.errors import InternalError, ModelError
+from megatrain_cli.model.attention import PackedRows
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.recorder import LastLayerReachedError, LayerArgs, first_output
 from megatrain_cli.model.skeleton import Skeleton
@@ -40,6 +42,7 @@ class Prologue:
 
     def __init__(self, skeleton: Skeleton) -> None:
         self._model = skeleton.model
+        self._is_packed = skeleton.is_packed
         self._tape = skeleton.tape
         self._layout = skeleton.layouts[0]
         self._names = [param.name for param in skeleton.spec.embed.params]
@@ -49,7 +52,7 @@ class Prologue:
         return make_leaves(flat, self._layout)
 
     def __call__(
-        self, leaves_embed: Sequence[Tensor], input_ids: Tensor
+        self, leaves_embed: Sequence[Tensor], input_ids: Tensor, packed: PackedRows | None = None
     ) -> tuple[Tensor, tuple[LayerArgs, ...]]:
         """Embed tokens.
 
@@ -59,6 +62,8 @@ class Prologue:
         Args:
             leaves_embed: As `leaves` makes them.
             input_ids: `(B, T)` int64, on the device of the leaves.
+            packed: Where the documents of the rows lie; None is one document a row. Only of a
+                skeleton whose attention is `packed`.
 
         Returns:
             The hidden state `(B, T, D)` that the first decoder layer is given, and what else each
@@ -72,7 +77,9 @@ class Prologue:
         tape.stops = True
         try:
             with _rows_are_not_packed():
-                functional_call(self._model, weights, (input_ids,), tie_weights=False)
+                functional_call(
+                    self._model, weights, (input_ids,), self._arguments(packed), tie_weights=False
+                )
         except LastLayerReachedError:
             hidden, calls = tape.hidden, tuple(tape.calls)
         else:
@@ -86,6 +93,17 @@ class Prologue:
             )
         assert hidden is not None
         return hidden, calls
+
+    def _arguments(self, packed: PackedRows | None) -> dict[str, Tensor]:
+        if packed is None:
+            return {}
+        if not self._is_packed:
+            raise InternalError(
+                "Packed rows were given to a model whose attention does not part them."
+            )
+        # A compiled layer then takes any number of documents without being compiled again.
+        torch._dynamo.mark_dynamic(packed.starts, 0)
+        return {"position_ids": packed.position_ids, "document_starts": packed.starts}
 
 
 class LayerTemplate:

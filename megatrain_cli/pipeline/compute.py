@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from megatrain_cli.errors import InternalError
+from megatrain_cli.model.attention import PackedRows, find_documents
 from megatrain_cli.model.functions import Functions
 from megatrain_cli.model.handles import saved_weights
 from megatrain_cli.model.loss import chunked_loss, supervised_positions
@@ -25,10 +26,19 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows on the host: `input_ids` and `labels` are `(B, T)` int64; -100 is no target."""
+    """Rows on the host.
+
+    Attributes:
+        input_ids: `(B, T)` int64.
+        labels: `(B, T)` int64, not shifted; -100 is no target.
+        documents: `(B, T)` int32, the number of each token's document within its row, padding being
+            one more document at the end; None is one document a row. Only where the model's
+            attention is `packed`.
+    """
 
     input_ids: NDArray[np.int64]
     labels: NDArray[np.int64]
+    documents: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,8 @@ def make_inputs(
     batch: Sequence[MicroBatch], seed: Callable[[int, int], int] | None = None
 ) -> StepInputs:
     """Find the supervised positions of each micro-batch."""
-    return StepInputs(batch, [supervised_positions(mb.labels) for mb in batch], seed)
+    picked = [supervised_positions(mb.labels, mb.documents) for mb in batch]
+    return StepInputs(batch, picked, seed)
 
 
 @dataclass(frozen=True)
@@ -172,8 +183,12 @@ class Compute:
         self._seed(op.layer, mb, step)
         if op.layer == 0:
             leaves = self._prologue.leaves(flat)
-            input_ids = self._upload(step.batch[mb].input_ids)
-            result, step.args[mb] = self._prologue(leaves, input_ids)
+            rows = step.batch[mb]
+            input_ids, packed = self._upload(rows.input_ids), None
+            if rows.documents is not None:
+                positions, starts = find_documents(rows.documents)
+                packed = PackedRows(self._upload(positions), self._upload(starts))
+            result, step.args[mb] = self._prologue(leaves, input_ids, packed)
             return None, leaves, result
         template = self._layers[op.layer - 1]
         leaves = template.leaves(flat)
@@ -203,7 +218,7 @@ class Compute:
         if step.seed is not None:
             torch.manual_seed(step.seed(layer, mb))
 
-    def _upload(self, array: Positions) -> torch.Tensor:
+    def _upload(self, array: NDArray[np.integer]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         if self._device.type == "cpu":
             return tensor

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from megatrain_cli.model.attention import halved_rows
 from megatrain_cli.model.functions import Functions
 from megatrain_cli.model.handles import saved_weights
 from megatrain_cli.model.loss import chunked_loss
@@ -54,9 +55,11 @@ class _Stage:
         self._skeleton, self._functions, self._d, self._device = skeleton, functions, d, device
         self._flat = torch.zeros(d.slot_numel, dtype=skeleton.dtype, device=device)
         prologue = Prologue(skeleton)
-        ids = torch.zeros(d.micro_batch_size, d.max_length, dtype=torch.int64, device=device)
+        rows, length = d.micro_batch_size, d.max_length
+        ids = torch.zeros(rows, length, dtype=torch.int64, device=device)
+        packed = halved_rows(rows, length, device) if skeleton.is_packed else None
         with torch.no_grad():
-            hidden, self._args = prologue(prologue.leaves(self._flat), ids)
+            hidden, self._args = prologue(prologue.leaves(self._flat), ids, packed)
         self._hidden = torch.randn_like(hidden)
         self._above = torch.randn_like(hidden)
 

@@ -38,6 +38,7 @@ class Decisions:
         compiled: Layers and head are compiled; all rows of a run then have one length.
         head_chunk: Positions per chunk of the eager head.
         whole_chunk: Positions per chunk of the compiled head; 0 if nothing is compiled.
+        deterministic: Kernels on the device must repeat bit for bit; those of a CPU do anyway.
     """
 
     dtype: ComputeDtype
@@ -58,6 +59,7 @@ class Decisions:
     head_chunk: int
     whole_chunk: int
     threads: int
+    deterministic: bool
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ def decide(
         head_chunk=max(64, chunk // 64 * 64),
         whole_chunk=max(64, whole // 64 * 64) if compiled else 0,
         threads=max(1, machine.num_cores - spare) if threads == "auto" else threads,
+        deterministic=machine.has_cuda and config.train.deterministic,
     )
 
 

@@ -150,10 +150,11 @@ def _summary(
         kept += f", {layers - d.keep_layers} computed twice (+{more:.0f} % work)"
     rows = f"{d.num_micro_batches} x {d.micro_batch_size} rows of up to {d.max_length} tokens"
     size = f"{show_count(spec.num_parameters)} parameters, {layers} layers{tied}"
+    how = ", compiled" * d.compiled + ", deterministic" * d.deterministic
     return (
         ("model", f"{spec.architecture}, {size}"),
         ("device", machine.device_name or "CPU"),
-        ("compute", f"{d.dtype}, attention {d.attention}" + ", compiled" * d.compiled),
+        ("compute", f"{d.dtype}, attention {d.attention}{how}"),
         ("masters", f"{d.tile_format.master}, updates {updates} on {d.threads} threads"),
         ("store", "page-locked in place" if d.pin_store else "pageable"),
         ("gradients", f"{d.num_slabs} slabs" if d.num_slabs else "straight into the tiles"),

@@ -1,15 +1,23 @@
 """Compile what will be computed, measure what it takes, and plan again with what is known then."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from megatrain_cli.config.schema import TrainConfig
-from megatrain_cli.errors import PlanError
+from megatrain_cli.errors import DeviceError, PlanError
 from megatrain_cli.model.functions import Functions, compiled_functions, eager_functions
+from megatrain_cli.model.kernels import (
+    dispatched_kernel,
+    find_difference,
+    run_layers_once,
+    settle_repeatable,
+)
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head
 from megatrain_cli.pipeline.rehearsal import rehearse
+from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.report.console import RunConsole
 
@@ -28,6 +36,7 @@ def warm_up(
 
     Raises:
         PlanError: `pipeline.compile` is true and nothing can be compiled.
+        DeviceError: `train.deterministic` is true and something was seen not to repeat.
     """
     machine, head = plan.machine, Head(skeleton)
     known = replace(plan.known, length=length)
@@ -41,6 +50,8 @@ def warm_up(
     device = torch.device(machine.device)
     torch.cuda.set_device(device)
     skeleton.move_buffers(device)
+    # Before anything is compiled: compiled layers keep to the kernels that were allowed then.
+    console.note(f"attention: {_settle_attention(skeleton, plan.decisions, device)}")
     if plan.decisions.compiled:
         functions = compiled_functions(head)
         try:
@@ -57,7 +68,36 @@ def warm_up(
             known = replace(known, can_compile=False)
             plan = plan_again()
         else:
+            _prove_compiled(skeleton, functions, plan.decisions, device)
             return plan_again(), functions
     functions = eager_functions(head)
     known = replace(known, measured=rehearse(skeleton, functions, plan.decisions, device))
     return plan_again(), functions
+
+
+def _settle_attention(skeleton: Skeleton, d: Decisions, device: torch.device) -> str:
+    """Which kernel attends; where the run is deterministic, one proved to repeat."""
+    shape = d.micro_batch_size, d.max_length
+    if d.deterministic:
+        kernel = settle_repeatable(d.attention, partial(run_layers_once, skeleton, *shape, device))
+        torch.cuda.empty_cache()  # the plan counts on all of it
+        return f"{d.attention} by {kernel}, which repeated bit for bit"
+    if d.attention != "sdpa":
+        return d.attention
+    return f"sdpa by {dispatched_kernel(skeleton.hf_config, skeleton.dtype, device, *shape)}"
+
+
+def _prove_compiled(
+    skeleton: Skeleton, functions: Functions, d: Decisions, device: torch.device
+) -> None:
+    """Where the run is deterministic, that compiled layers repeat too."""
+    if not d.deterministic:
+        return
+    shape = d.micro_batch_size, d.max_length
+    problem = find_difference(partial(run_layers_once, skeleton, *shape, device, functions.layer))
+    torch.cuda.empty_cache()
+    if problem is not None:
+        raise DeviceError(
+            f"train.deterministic is true and the compiled layers {problem}. Set "
+            "`pipeline.compile: false`, or `train.deterministic: false`."
+        )

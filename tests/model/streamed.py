@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from megatrain_cli.model.attention import PackedRows, find_documents
 from megatrain_cli.model.discover import discover
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.loss import chunked_loss, head_loss, supervised_positions
@@ -38,6 +40,14 @@ def make_run(layout: LayerLayout, model: PreTrainedModel, dtype: torch.dtype) ->
     return run
 
 
+def pack(documents: NDArray[np.integer] | None) -> PackedRows | None:
+    """Document numbers `(B, T)` as a prologue takes them."""
+    if documents is None:
+        return None
+    positions, starts = find_documents(documents)
+    return PackedRows(torch.from_numpy(positions), torch.from_numpy(starts))
+
+
 @dataclass
 class Streamed:
     skeleton: Skeleton
@@ -50,10 +60,10 @@ class Streamed:
         skeleton = discover(folder, dtype=dtype, attention=attention)
         return cls(skeleton, [make_run(layout, model, dtype) for layout in skeleton.layouts])
 
-    def logits(self, input_ids: Tensor) -> Tensor:
+    def logits(self, input_ids: Tensor, documents: NDArray[np.integer] | None = None) -> Tensor:
         """`(B, T, V)`."""
         prologue, head = Prologue(self.skeleton), Head(self.skeleton)
-        hidden, args = prologue(prologue.leaves(self.runs[0]), input_ids)
+        hidden, args = prologue(prologue.leaves(self.runs[0]), input_ids, pack(documents))
         for index, call in enumerate(args):
             template = LayerTemplate(self.skeleton, index)
             hidden = template(template.leaves(self.runs[index + 1]), hidden, call)
@@ -63,7 +73,12 @@ class Streamed:
         return logits.view(*input_ids.shape, -1)
 
     def loss_and_gradients(
-        self, input_ids: Tensor, labels: Tensor, chunk: int, seed: int | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        chunk: int,
+        seed: int | None = None,
+        documents: NDArray[np.integer] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss and the gradient of every parameter, nothing but layer inputs kept.
 
@@ -83,7 +98,7 @@ class Streamed:
         templates = [LayerTemplate(self.skeleton, i) for i in range(LAYERS)]
         embed = prologue.leaves(self.runs[0])
         reseed(0)
-        first, args = prologue(embed, input_ids)
+        first, args = prologue(embed, input_ids, pack(documents))
         inputs = [first.detach().requires_grad_()]
         for index, template in enumerate(templates):
             reseed(index + 1)
@@ -92,7 +107,7 @@ class Streamed:
                 hidden = template(weights, inputs[-1], args[index])
             inputs.append(hidden.requires_grad_())
 
-        positions, targets = map(torch.from_numpy, supervised_positions(labels.numpy()))
+        positions, targets = map(torch.from_numpy, supervised_positions(labels.numpy(), documents))
         leaves, tied = head.leaves(self.runs[-1]), head.tied_leaves(self.runs[0])
         sums = [torch.zeros(x.shape) for x in (*leaves, *tied)]
         loss_sum, gathered_gradient = chunked_loss(
