@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from megatrain_cli.config.load import LoadedConfig, dump_config
 from megatrain_cli.errors import DeviceError, NumericsError, PlanError, Stopped
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.lr import learning_rate
+from megatrain_cli.pipeline.breakdown import breakdown
 from megatrain_cli.pipeline.executor import IssuedStep
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.journal import Journal
@@ -170,6 +172,7 @@ class Run:
             },
             epoch=rows_so_far / len(self._rows.examples),
             rows=rows.num_rows,
+            breakdown=asdict(breakdown(self._engine.executor.take_spans(), began, ended)),
         )
 
 
