@@ -21,17 +21,23 @@ from megatrain_cli.model.template import Head
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.pipeline.compute import MicroBatch
-from megatrain_cli.pipeline.lanes import CudaLanes, Fence, Lanes, Mark, Work
+from megatrain_cli.pipeline.cuda_lanes import CudaLanes, Job
+from megatrain_cli.pipeline.executor import HostWork
+from megatrain_cli.pipeline.lanes import Fence, Lanes, Mark, Pending, Work
 from megatrain_cli.pipeline.ops import Lane, Op
+from megatrain_cli.pipeline.trace import Span
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.plan.tiles import TileFormat
 from megatrain_cli.store.load import fill_random
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import build_executor, prepare
-from megatrain_cli.train.step import StepUpdate, UpdateClock
+from megatrain_cli.train.step import StepUpdate
 
 # A config section, or a model's config.
 Settings = Mapping[str, object]
+
+# Begins some work and says how to hear of its end, as `Executor.submit` of a pool does.
+Later = Callable[[Callable[[], None]], Pending]
 
 
 class BlockingLanes:
@@ -40,8 +46,8 @@ class BlockingLanes:
     def __init__(self, device: torch.device) -> None:
         self._inner = CudaLanes(device)
 
-    def submit(self, op: Op, work: Work) -> None:
-        self._inner.submit(op, work)
+    def submit(self, op: Op, work: Work, num_bytes: int = 0) -> None:
+        self._inner.submit(op, work, num_bytes)
         self._inner.drain()
 
     def mark(self) -> Mark:
@@ -49,6 +55,9 @@ class BlockingLanes:
 
     def fence(self) -> Fence:
         return self._inner.fence()
+
+    def take_spans(self) -> list[Span]:
+        return self._inner.take_spans()
 
     def drain(self) -> None:
         self._inner.drain()
@@ -64,34 +73,60 @@ class SlowLanes(CudaLanes):
         super().__init__(device)
         self._slow, self._cycles = tuple(slow), cycles
 
-    def submit(self, op: Op, work: Work) -> None:
-        def slowly() -> None:
+    def submit(self, op: Op, work: Work, num_bytes: int = 0) -> None:
+        def slowly() -> Pending | None:
             torch.cuda._sleep(self._cycles)
-            work()
+            return work()
 
-        super().submit(op, slowly if op.lane in self._slow else work)
+        super().submit(op, slowly if op.lane in self._slow else work, num_bytes)
 
 
 class CarelessLanes(SlowLanes):
-    """Forgets every wait of one lane: what a missing guard looks like."""
+    """Ops of one lane are issued in a right order, and the device is not told to keep it."""
 
     def __init__(self, device: torch.device, slow: Sequence[Lane], careless: Lane) -> None:
         super().__init__(device, slow, cycles=20_000_000)
         self._careless = careless
 
-    def submit(self, op: Op, work: Work) -> None:
-        super().submit(replace(op, waits=()) if op.lane is self._careless else op, work)
+    def _hold(self, job: Job) -> None:
+        if job.op.lane is not self._careless:
+            super()._hold(job)
+            return
+        for _, record in job.held:
+            record.reached.wait()
+        self.raise_failure()
+
+
+class LaterUpdates:
+    """Host work whose updates go on after the call, wherever `later` runs them."""
+
+    def __init__(self, inner: HostWork, later: Later) -> None:
+        self._inner, self._later = inner, later
+
+    def clip(self, loss: float, squared_norms: Sequence[float]) -> None:
+        self._inner.clip(loss, squared_norms)
+
+    def update(
+        self, layer: int, gradient: torch.Tensor, start: int, squared_norm: float
+    ) -> Pending:
+        def work() -> None:
+            pending = self._inner.update(layer, gradient, start, squared_norm)
+            if pending is not None:
+                pending.result()
+
+        return self._later(work)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a few steps computed, bit for bit."""
+    """What a few steps computed, bit for bit; and when each step's ops ran."""
 
     losses: list[float]
     norms: list[float]
     gradients: list[torch.Tensor]
     weights: list[torch.Tensor]
     moments: list[torch.Tensor]
+    spans: list[list[Span]]
 
     def same_bits(self, other: "Outcome") -> bool:
         pairs = zip(
@@ -146,6 +181,7 @@ def run(
     decided: Mapping[str, object] | None = None,
     ops: Callable[[tuple[Op, ...]], tuple[Op, ...]] | None = None,
     documents: Sequence[NDArray[np.int32]] | None = None,
+    later: Later | None = None,
 ) -> Outcome:
     """Train a few steps.
 
@@ -155,10 +191,11 @@ def run(
         steps: How many.
         length: Tokens of a row.
         poison: Fill slots with NaN when they are given back.
-        around: Entered while the last step is issued.
+        around: Entered while the last step is issued and its spans are read.
         decided: Decisions of the plan to replace.
         ops: Changes the proved schedule, to show what happens without a guard.
         documents: Rows are packed: of each step, the documents of every micro-batch.
+        later: Where updates go on after the call; None if the call does them.
     """
     skeleton, plan = _prepared(config, packed=documents is not None)
     assert not plan.shortfalls
@@ -175,7 +212,7 @@ def run(
         executor._ops = ops(executor._ops)
     updater = _updater(d.threads, d.tile_format)
     rng = np.random.default_rng(0)
-    losses, norms = [], []
+    losses, norms, spans = [], [], []
     for step in range(1, steps + 1):
         shape = (d.micro_batch_size, length)
         batch = []
@@ -191,11 +228,12 @@ def run(
             spec=skeleton.spec,
             store=store,
             updater=updater,
-            clock=UpdateClock(),
         )
+        host = update if later is None else LaterUpdates(update, later)
         with around if step == steps else nullcontext():
-            issued = executor.run_step(batch, update)
-        issued.clipped.wait()
+            issued = executor.run_step(batch, host)
+            issued.clipped.wait()
+            spans.append(executor.take_spans())
         losses.append(update.loss)
         norms.append(update.grad_norm)
     lanes.drain()
@@ -206,6 +244,7 @@ def run(
         [t.weights.clone() for t in store.tiles]
         + [t.remainder.clone() for t in store.tiles if t.remainder is not None],
         [x.clone() for t in store.tiles for x in (t.exp_avg, t.exp_avg_sq)],
+        spans,
     )
     lanes.close()
     executor.close()

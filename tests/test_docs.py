@@ -1,11 +1,13 @@
 """The pages of `docs/` and CONTRIBUTING say what the program says."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from megatrain_cli.config.names import KEYS
+from megatrain_cli.pipeline.breakdown import Breakdown
 from scripts.config_reference import PAGE, reference
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +55,11 @@ def test_every_name_in_the_architecture_page_is_a_name_of_the_code() -> None:
     # Names of torch and of the CUDA runtime, and one of a kind of machine's system call.
     foreign = {"ModuleList", "MADV_HUGEPAGE", "embed", "head"}
     assert sorted(names - WORDS - foreign) == []
+
+
+def test_the_architecture_page_tells_every_number_of_a_breakdown() -> None:
+    told = code_words(section(ARCHITECTURE.read_text(encoding="utf-8"), "Where a step's time goes"))
+    assert [f.name for f in fields(Breakdown) if f.name not in told] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

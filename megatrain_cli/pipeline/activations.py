@@ -45,14 +45,20 @@ class HiddenBuffers:
         self._shapes = shapes
 
     def __getitem__(self, buffer: Buffer) -> torch.Tensor:
-        """The buffer as `(B, T, D)`."""
-        shape = self._shapes[buffer.micro_batch]
-        return self._flat[buffer][: math.prod(shape)].view(shape)
+        """The buffer as `(B, T, D)`, for the lane that computes."""
+        return self._front(buffer, self._shapes[buffer.part])
 
-    def move(self, op: Op) -> None:
-        """Carry out an `OFFLOAD` or a `FETCH` on the current stream."""
+    def move(self, op: Op, shape: tuple[int, ...]) -> None:
+        """Carry out an `OFFLOAD` or a `FETCH` of `(B, T, D)` on the current stream.
+
+        The shape comes along: this runs on a copying lane's thread, maybe after `use_shapes`.
+        """
         assert op.kind in (Kind.OFFLOAD, Kind.FETCH)
-        self[op.writes[0]].copy_(self[op.reads[0]], non_blocking=True)
+        source, target = (self._front(b, shape) for b in (op.reads[0], op.writes[0]))
+        target.copy_(source, non_blocking=True)
+
+    def _front(self, buffer: Buffer, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._flat[buffer][: math.prod(shape)].view(shape)
 
     def close(self) -> None:
         """Unlock and release host memory."""

@@ -16,6 +16,7 @@ class Buffers:
 
     Attributes:
         layouts: Of all layers, in order.
+        dtype: Of weights, gradients and hidden states.
         slots: Staging buffers, each as large as the largest layer (a tied head brings the
             embedding's run along, behind its own).
         hidden: Layer inputs and output gradients.
@@ -32,7 +33,7 @@ class Buffers:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.layouts = layouts
+        self.layouts, self.dtype = layouts, dtype
         self._shape = shape
         numel = max(self.slot_numel(layer) for layer in range(shape.num_layers))
         self.slots = [StagingBuffer(numel, dtype, device) for _ in range(shape.num_slots)]

@@ -1,33 +1,49 @@
 """Run a schedule: look up the work of each op and hand it to its lane. No decisions are made here.
 
 [Note: Issue order]
-Python state (which layer a slot holds, which graph belongs to a micro-batch) follows the order in
-which ops are issued. The device follows the events. The schedule's proof says the two agree.
+Python state (which layer a slot holds, which graph belongs to a micro-batch) changes where ops are
+issued, each lane on its thread. What the waits order is issued in that order; the schedule's proof
+says that this orders all that touches one buffer, and the state of a buffer is part of it. State of
+no buffer is either one lane's own or bound to the op when it is submitted.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from megatrain_cli.errors import DeviceError, InternalError, MegatrainError
 from megatrain_cli.pipeline.buffers import Buffers
 from megatrain_cli.pipeline.compute import Compute, MicroBatch, StepInputs, make_inputs
-from megatrain_cli.pipeline.lanes import Fence, Lanes, Mark
+from megatrain_cli.pipeline.lanes import Fence, Lanes, Mark, Pending
 from megatrain_cli.pipeline.moves import Moves
-from megatrain_cli.pipeline.ops import Kind, Lane, Op
+from megatrain_cli.pipeline.ops import Kind, Op
+from megatrain_cli.pipeline.trace import Span
 
 
 class HostWork(Protocol):
-    """What the host lane does for one step; called on the host lane's thread."""
+    """What the host does for one step, on the threads of the lanes `host` and `update`."""
 
     def clip(self, loss: float, squared_norms: Sequence[float]) -> None:
-        """All of the step's gradients are known. Raises to stop the run before any update."""
+        """All of the step's gradients are known. Raises to stop the run.
 
-    def update(self, layer: int, gradient: torch.Tensor, start: int, squared_norm: float) -> None:
-        """Update elements `[start, start + len(gradient))` of a layer's tile."""
+        Deferred updates begin after it, eager ones have ended before it.
+        """
+
+    def update(
+        self, layer: int, gradient: torch.Tensor, start: int, squared_norm: float
+    ) -> Pending | None:
+        """Update elements `[start, start + len(gradient))` of a layer's tile.
+
+        Called once for each layer, or piece of it, in the order of the schedule. If the work goes
+        on after the return, what is returned says when it has ended (a
+        `concurrent.futures.Future` does), and the next call comes meanwhile. Until then tile and
+        gradient are touched by nobody else.
+        """
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,7 @@ class IssuedStep:
 
     Attributes:
         start, loss, end: Points on the compute lane: before, after the loss, after backward.
-        clipped: Reached when `HostWork.clip` has returned; updates may still be pending.
+        clipped: Reached when `HostWork.clip` has returned; deferred updates may still be pending.
         num_targets: Supervised tokens.
     """
 
@@ -70,7 +86,7 @@ class Executor:
         self._ops, self._lanes, self._buffers = ops, lanes, buffers
         self._compute, self._moves = compute, moves
         self._hidden_size, self._poison = hidden_size, poison
-        self._works: dict[Kind, Callable[[Op, StepInputs, HostWork], None]] = {
+        self._works: dict[Kind, Callable[[Op, StepInputs, HostWork], Pending | None]] = {
             Kind.STREAM_IN: lambda op, step, host: moves.stream_in(op),
             Kind.FORWARD: lambda op, step, host: compute.forward(op, step),
             Kind.LOSS: lambda op, step, host: compute.loss(op, step),
@@ -78,8 +94,8 @@ class Executor:
             Kind.BACKWARD: lambda op, step, host: compute.backward(op, step),
             Kind.STREAM_OUT: lambda op, step, host: moves.stream_out(op),
             Kind.ACCUMULATE: lambda op, step, host: moves.accumulate(op),
-            Kind.OFFLOAD: lambda op, step, host: buffers.hidden.move(op),
-            Kind.FETCH: lambda op, step, host: buffers.hidden.move(op),
+            Kind.OFFLOAD: lambda op, step, host: buffers.hidden.move(op, self._shape(op, step)),
+            Kind.FETCH: lambda op, step, host: buffers.hidden.move(op, self._shape(op, step)),
             Kind.CLIP: lambda op, step, host: self._clip(host),
             Kind.UPDATE: lambda op, step, host: self._update(op, host),
         }
@@ -94,31 +110,50 @@ class Executor:
 
         Args:
             batch: All of the step's micro-batches; their shapes may differ.
-            host: Called on the host lane when gradients are there.
+            host: Called on the host's lanes when gradients are there.
             seed: Random seed of (layer, micro-batch), for dropout; the same in recompute.
         """
         step = make_inputs(batch, seed)
         self._buffers.hidden.use_shapes([(*mb.input_ids.shape, self._hidden_size) for mb in batch])
         for slot in self._buffers.slots:
-            slot.layer = None  # its weights are of the step before
+            # Its weights are of the step before. No copy of that step is still to be issued: this
+            # thread has issued the compute that reads it.
+            slot.layer = None
         start = loss = self._lanes.mark()
         clipped = self._lanes.fence()
         for op in self._ops:
-            self._lanes.submit(op, partial(self._run, op, step, host))
+            work = partial(self._run, op, step, host)
+            self._lanes.submit(op, work, self._num_bytes(op, step))
             if op.kind is Kind.LOSS and op.last:
                 loss = self._lanes.mark()
             elif op.kind is Kind.CLIP:
                 clipped = self._lanes.fence()
         return IssuedStep(start, loss, self._lanes.mark(), clipped, step.num_targets)
 
+    def take_spans(self) -> list[Span]:
+        """What has ended since the last call, without waiting: read it when a step is `clipped`.
+
+        All of that step is in it but its deferred updates, which come with the next one.
+        """
+        return self._lanes.take_spans()
+
     def close(self) -> None:
-        """Release host memory. The lanes must have been drained."""
+        """Release host memory. The lanes must have been closed."""
         self._buffers.close()
         self._moves.close()
 
-    def _run(self, op: Op, step: StepInputs, host: HostWork) -> None:
+    def _run(self, op: Op, step: StepInputs, host: HostWork) -> Pending | None:
+        with self._place(op):
+            pending = self._works[op.kind](op, step, host)
+        if self._poison:
+            self._poison_released(op)
+        return None if pending is None else _Placed(pending, partial(self._place, op))
+
+    @contextmanager
+    def _place(self, op: Op) -> Iterator[None]:
+        """Say of a failure where it happened."""
         try:
-            self._works[op.kind](op, step, host)
+            yield
         except (MegatrainError, torch.OutOfMemoryError):  # say what to do about it already
             raise
         except torch.AcceleratorError as error:
@@ -129,8 +164,6 @@ class Executor:
             ) from error
         except Exception as error:  # of torch or the model: without a place it helps nobody
             raise InternalError(f"{self._named(op)} failed: {error}") from error
-        if self._poison and op.lane is not Lane.HOST:
-            self._poison_released(op)
 
     def _named(self, op: Op) -> str:
         layouts = self._buffers.layouts
@@ -142,12 +175,39 @@ class Executor:
         *squared_norms, loss = self._buffers.host_totals.tolist()
         host.clip(loss, squared_norms)
 
-    def _update(self, op: Op, host: HostWork) -> None:
+    def _update(self, op: Op, host: HostWork) -> Pending | None:
         gradient, start = self._moves.landed(op)
-        host.update(op.layer, gradient, start, float(self._buffers.host_totals[op.layer]))
+        return host.update(op.layer, gradient, start, float(self._buffers.host_totals[op.layer]))
+
+    def _shape(self, op: Op, step: StepInputs) -> tuple[int, ...]:
+        """`(B, T, D)` of the op's micro-batch."""
+        assert op.micro_batch is not None
+        return (*step.batch[op.micro_batch].input_ids.shape, self._hidden_size)
+
+    def _num_bytes(self, op: Op, step: StepInputs) -> int:
+        """What an op moves over the link."""
+        if op.kind in (Kind.STREAM_IN, Kind.STREAM_OUT):
+            return self._moves.num_bytes(op)
+        if op.kind in (Kind.OFFLOAD, Kind.FETCH):
+            return math.prod(self._shape(op, step)) * self._buffers.dtype.itemsize
+        return 0
 
     def _poison_released(self, op: Op) -> None:
         """Make any later read of a slot that this op gave back show as NaN."""
         for event in op.records:
             if event.name == "buffer_free":
                 self._buffers.slots[event.buffer.number].flat.fill_(torch.nan)
+
+
+class _Placed:
+    """Pending work whose failure names its op."""
+
+    def __init__(self, pending: Pending, place: Callable[[], AbstractContextManager[None]]) -> None:
+        self._pending, self._place = pending, place
+
+    def add_done_callback(self, fn: Callable[[Any], object], /) -> None:
+        self._pending.add_done_callback(lambda _: fn(self))
+
+    def result(self) -> object:
+        with self._place():
+            return self._pending.result()

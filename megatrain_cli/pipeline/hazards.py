@@ -5,6 +5,10 @@ different lanes must be ordered, and an event is the only thing that orders lane
 with vector clocks (Mattern, "Virtual Time and Global States of Distributed Systems", 1989), an op
 gets a wait only where its lane's history and its other waits do not imply the order already. So
 no wait is missing and none is idle.
+
+What a lane's history implies differs on the update lane, see [Note: The update lane] in
+`pipeline/ops.py`: an op that begins there knows what those before it had waited for, not that they
+have ended.
 """
 
 from collections.abc import Sequence
@@ -30,6 +34,7 @@ EVENT_NAMES = {
     (Kind.UPDATE, "weights"): "updated",
     (Kind.UPDATE, "gradient"): "updated",
     (Kind.CLIP, "totals"): "totals_read",
+    (Kind.CLIP, "coefficient"): "clipped",
     (Kind.FORWARD, "ring"): "input_ready",
     (Kind.OFFLOAD, "ring"): "input_offloaded",
     (Kind.OFFLOAD, "host_input"): "input_offloaded",
@@ -69,14 +74,15 @@ def add_waits(step: Sequence[Op]) -> tuple[Op, ...]:
     Two steps are walked, one after the other; the waits of the second are the steady state's.
     """
     ops = [*step, *step]
-    clocks: list[Clock] = []
-    lane_clock: dict[Lane, Clock] = {lane: [0] * len(LANES) for lane in LANES}
+    clocks: list[Clock] = []  # of each op: all that has ended once it has
+    begun: dict[Lane, Clock] = {lane: [0] * len(LANES) for lane in LANES}
+    ended: dict[Lane, Clock] = {lane: [0] * len(LANES) for lane in LANES}
     touched: dict[Buffer, Touches] = {}
     waits: list[list[Event]] = []
     records: list[set[Event]] = [set() for _ in step]
     for position, op in enumerate(ops):
         lane = LANES.index(op.lane)
-        clock = list(lane_clock[op.lane])
+        clock = begun[op.lane]
         waits.append([])
         for earlier, buffer in sorted(_conflicts(op, touched), reverse=True):
             other = ops[earlier]
@@ -87,9 +93,11 @@ def add_waits(step: Sequence[Op]) -> tuple[Op, ...]:
             waits[-1].append(event)
             records[earlier % len(step)].add(event)
             join(clock, clocks[earlier])
-        clock[lane] += 1
-        clocks.append(clock)
-        lane_clock[op.lane] = clock
+        join(ended[op.lane], clock)
+        ended[op.lane][lane] += 1
+        clocks.append(list(ended[op.lane]))
+        if op.lane is not Lane.UPDATE:
+            join(clock, ended[op.lane])
         for buffer in op.reads:
             touched.setdefault(buffer, Touches()).readers.append(position)
         for buffer in op.writes:

@@ -5,7 +5,7 @@ import torch
 from megatrain_cli.pipeline.buffers import Buffers
 from megatrain_cli.pipeline.copying import CopyPool
 from megatrain_cli.pipeline.gateway import Gateway
-from megatrain_cli.pipeline.ops import Op
+from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.pipeline.schedule import PipelineShape
 from megatrain_cli.pipeline.slabs import SlabPool, piece_range
 from megatrain_cli.store.master import MasterStore
@@ -64,6 +64,17 @@ class Moves:
         """Move a piece from its slab into the tile's gradient; every piece comes once a step."""
         start, end = self._range(op)
         self._pool.copy(self._slab(op), self._tile_gradient(op)[start:end])
+
+    def num_bytes(self, op: Op) -> int:
+        """What a `STREAM_IN` or `STREAM_OUT` moves over the link."""
+        if op.kind is Kind.STREAM_IN:
+            numel = self._buffers.slot_numel(op.layer)
+        elif self._slabs is None:
+            numel = self._buffers.layouts[op.layer].numel
+        else:
+            start, end = self._range(op)
+            numel = end - start
+        return numel * self._buffers.dtype.itemsize
 
     def landed(self, op: Op) -> tuple[torch.Tensor, int]:
         """What an update works on: a gradient on the host, and the element where it starts."""

@@ -5,6 +5,12 @@ Ops of one lane run in the order of the list. Lanes know nothing of each other e
 events: an op *waits* for the latest earlier record of each event that it names; an event that was
 never recorded counts as done, since all memory is free before the first step. The list repeats
 every step, so a wait may refer to an op of the step before.
+
+[Note: The update lane]
+Ops of the update lane begin in the order of the list and count as ended in that order, but they may
+overlap: one begins when the one before has *begun*, so that the optimizer never waits between two
+layers. Its record says that it and all before it have ended. Whatever needs the end of an update
+must wait for that record, the next op of the same lane too.
 """
 
 from collections.abc import Iterable
@@ -14,12 +20,13 @@ from typing import NamedTuple
 
 
 class Lane(StrEnum):
-    """Where an op runs. The first three are CUDA streams, the last is a host thread."""
+    """Where an op runs. The first three are CUDA streams, the others belong to the host."""
 
     STREAM_IN = "stream_in"
     COMPUTE = "compute"
     STREAM_OUT = "stream_out"
     HOST = "host"
+    UPDATE = "update"  # see [Note: The update lane]
 
 
 class Kind(StrEnum):
@@ -49,26 +56,30 @@ LANE_OF = {
     Kind.OFFLOAD: Lane.STREAM_OUT,
     Kind.ACCUMULATE: Lane.HOST,
     Kind.CLIP: Lane.HOST,
-    Kind.UPDATE: Lane.HOST,
+    Kind.UPDATE: Lane.UPDATE,
 }
 
 
 class Buffer(NamedTuple):
-    """A piece of memory that ops share, such as `slot 1` or `input 3.0` (layer 3, micro-batch 0).
+    """A piece of memory that ops share, such as `slot 1` or `input 3.1` (layer 3, micro-batch 1).
 
-    Kinds: `weights` and `gradient` are a tile's, by layer; `slot` a device staging buffer;
-    `device_gradient` a device buffer that holds one layer's gradient; `slab` pinned host room;
-    `input` a layer's input, kept in a buffer of its own; `ring` one of two input buffers that
-    offloaded layers share; `host_input` an offloaded input; `output_gradient` dL/d(output);
-    `totals` the step's loss and norm partials on the host; `coefficient` the clip coefficient.
+    Kinds: `weights` and `gradient` are a tile's, by layer, and the weights of eager updates by
+    layer and piece; `slot` a device staging buffer; `device_gradient` a device buffer that holds
+    one layer's gradient; `slab` pinned host room; `input` a layer's input, kept in a buffer of its
+    own; `ring` one of two input buffers that offloaded layers share; `host_input` an offloaded
+    input; `output_gradient` dL/d(output); `totals` the step's loss and norm partials on the host;
+    `coefficient` the clip coefficient.
+
+    Attributes:
+        part: Micro-batch or piece, where there is one buffer of each.
     """
 
     kind: str
     number: int = 0
-    micro_batch: int = 0
+    part: int = 0
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.number}" + (f".{self.micro_batch}" if self.micro_batch else "")
+        return f"{self.kind} {self.number}" + (f".{self.part}" if self.part else "")
 
 
 class Event(NamedTuple):

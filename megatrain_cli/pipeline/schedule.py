@@ -105,9 +105,9 @@ class _Builder:
                 slot = self._slot_to_fill(done, visit)
                 if slot is None:
                     break
-                reads = [Buffer("weights", layer)]
+                reads = self._weights(layer)
                 if layer == shape.head and shape.tied:
-                    reads.append(Buffer("weights", 0))
+                    reads += self._weights(0)
                 self._emit(Kind.STREAM_IN, layer, reads=reads, writes=[Buffer("slot", slot)])
                 self.slot_layer[slot] = layer
             self.slot_of_visit[visit] = slot
@@ -148,7 +148,12 @@ class _Builder:
     def finish(self) -> None:
         """Global norm, then (deferred) the updates in the order in which layers are needed."""
         shape = self.shape
-        self._emit(Kind.CLIP, -1, reads=[Buffer("totals")], writes=[Buffer("coefficient")])
+        reads = [Buffer("totals")]
+        if shape.eager:  # a step that is refused says which layers it had changed by then
+            reads += [
+                weights for layer in range(shape.num_layers) for weights in self._weights(layer)
+            ]
+        self._emit(Kind.CLIP, -1, reads=reads, writes=[Buffer("coefficient")])
         if not shape.eager:
             for layer in range(shape.num_layers):
                 self._emit(
@@ -172,8 +177,13 @@ class _Builder:
             )
             kind, result = Kind.ACCUMULATE, Buffer("gradient", layer)
             if shape.eager:
-                kind, result = Kind.UPDATE, Buffer("weights", layer)
+                kind, result = Kind.UPDATE, Buffer("weights", layer, piece)
             self._emit(kind, layer, piece=piece, reads=[slab], writes=[result])
+
+    def _weights(self, layer: int) -> list[Buffer]:
+        """All of a layer's weights; eager updates of its pieces run at the same time."""
+        pieces = self.shape.pieces[layer] if self.shape.eager else 1
+        return [Buffer("weights", layer, piece) for piece in range(pieces)]
 
     def _offload(self, layer: int, mb: int, source: Buffer) -> None:
         if source.kind != "ring":

@@ -2,7 +2,8 @@
 
 Independent of how a schedule was built. Three steps are walked in a row, so that what one step
 leaves behind for the next is proved too. Happened-before is tracked with vector clocks (Mattern,
-1989): lanes are processes, events are messages.
+1989): lanes are processes, events are messages. The update lane is held to less than the others
+promise: its ops may overlap ([Note: The update lane] in `pipeline/ops.py`).
 """
 
 from collections import Counter
@@ -29,26 +30,28 @@ def check_schedule(ops: Sequence[Op], shape: PipelineShape) -> None:
 
 def _check_races(ops: Sequence[Op]) -> None:
     recorded = {event for op in ops for event in op.records}
-    lanes = [(0,) * len(Lane) for _ in Lane]
+    begun = [(0,) * len(Lane) for _ in Lane]  # what each lane knows when its next op begins
+    ended = [(0,) * len(Lane) for _ in Lane]  # what its latest op's record says has ended
     events: dict[Event, tuple[int, ...]] = {}
     writer: dict[Buffer, tuple[int, int, Op]] = {}  # lane, count on that lane, op
     readers: dict[Buffer, dict[int, tuple[int, Op]]] = {}  # the latest of each lane
 
     for op in [op for _ in range(STEPS) for op in ops]:
         lane = _LANE_INDEX[op.lane]
-        clock = lanes[lane]
+        clock = begun[lane]
         for event in op.waits:
             if event in events:
                 clock = tuple(map(max, clock, events[event]))
             elif event not in recorded:
                 raise ScheduleError(f"{_name(op)} waits for {event}, which nothing records")
-        count = clock[lane] + 1
-        clock = (*clock[:lane], count, *clock[lane + 1 :])
         for buffer in (*op.reads, *op.writes):
             if buffer in writer:
                 other_lane, other_count, other = writer[buffer]
                 if clock[other_lane] < other_count:
                     raise ScheduleError(f"{_name(op)} races with {_name(other)} for {buffer}")
+        count = ended[lane][lane] + 1
+        after = tuple(map(max, clock, ended[lane]))
+        after = (*after[:lane], count, *after[lane + 1 :])
         for buffer in op.writes:
             for other_lane, (other_count, other) in readers.pop(buffer, {}).items():
                 if clock[other_lane] < other_count:
@@ -57,8 +60,9 @@ def _check_races(ops: Sequence[Op]) -> None:
         for buffer in op.reads:
             readers.setdefault(buffer, {})[lane] = (count, op)
         for event in op.records:
-            events[event] = clock
-        lanes[lane] = clock
+            events[event] = after
+        ended[lane] = after
+        begun[lane] = clock if op.lane is Lane.UPDATE else after
 
 
 def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
@@ -80,9 +84,9 @@ def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
         match op.kind:
             case Kind.STREAM_IN:
                 holds[op.buffer("slot")] = op.layer
-                wanted = {Buffer("weights", op.layer)}
+                wanted = _weights(op.layer, shape)
                 if op.layer == shape.head and shape.tied:
-                    wanted.add(Buffer("weights", 0))
+                    wanted |= _weights(0, shape)
                 if set(op.reads) != wanted:
                     raise ScheduleError(f"{_name(op)} reads {op.reads}, not {wanted}")
             case Kind.FORWARD:
@@ -104,8 +108,14 @@ def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
                     holds[op.buffer("slab")] = (op.layer, op.piece)
             case Kind.ACCUMULATE:
                 expect(op, op.buffer("slab"), (op.layer, op.piece))
-            case Kind.UPDATE if shape.eager:
-                expect(op, op.buffer("slab"), (op.layer, op.piece))
+            case Kind.UPDATE:
+                if shape.eager:
+                    expect(op, op.buffer("slab"), (op.layer, op.piece))
+                written = Buffer("weights", op.layer, op.piece or 0)
+                if op.writes != (written,):
+                    raise ScheduleError(f"{_name(op)} writes {op.writes}, not {written}")
+            case Kind.RECOMPUTE | Kind.CLIP:
+                pass  # leaves nothing that another op looks for in a buffer
         if op.last:
             holds[op.buffer("device_gradient")] = ("gradient", op.layer)
 
@@ -144,6 +154,14 @@ def _check_counts(ops: Sequence[Op], shape: PipelineShape) -> None:
     if found != wanted:
         missing, extra = wanted - found, found - wanted
         raise ScheduleError(f"not one step: missing {dict(missing)}, too many {dict(extra)}")
+
+
+def _weights(layer: int, shape: PipelineShape) -> set[Buffer]:
+    """All of a layer's weights: eager updates write them piece by piece."""
+    return {
+        Buffer("weights", layer, piece)
+        for piece in range(shape.pieces[layer] if shape.eager else 1)
+    }
 
 
 def _name(op: Op) -> str:

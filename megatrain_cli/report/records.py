@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 _NAMES = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
+# Attributes that are tables of numbers by name.
+_TABLES = ("phases", "breakdown")
+
 JsonNumber = float | int | str
 """A number in JSON. JSON has no NaN and no infinity: those are the texts of `_NUMBERS`."""
 
@@ -27,6 +30,7 @@ class StepRecord:
         phases: Seconds by phase; phases may overlap, so their sum may exceed `seconds`.
         epoch: Passes over the data so far, as a fraction.
         rows: Rows of data in the step.
+        breakdown: Where the time went: the attributes of `pipeline.breakdown.Breakdown`.
     """
 
     step: int
@@ -39,13 +43,16 @@ class StepRecord:
     phases: Mapping[str, float] = field(default_factory=dict)
     epoch: float = 0.0
     rows: int = 0
+    breakdown: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, JsonNumber | dict[str, JsonNumber]]:
-        """The record as JSON values; the keys are the attributes, in their order."""
+        """The record as JSON values; the keys are the attributes, tables last."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        phases = {name: _to_json(seconds) for name, seconds in self.phases.items()}
-        return {name: _to_json(value) for name, value in values.items() if name != "phases"} | {
-            "phases": phases
+        tables = {name: values.pop(name) for name in _TABLES}
+        numbers = {name: _to_json(value) for name, value in values.items()}
+        return numbers | {
+            name: {key: _to_json(value) for key, value in table.items()}
+            for name, table in tables.items()
         }
 
     @classmethod
@@ -59,11 +66,11 @@ class StepRecord:
             raise ValueError("not an object")  # noqa: TRY004 - bad data, not a bad call
         known: dict[str, object] = {}
         for f in dataclasses.fields(cls):
-            if f.name == "phases":
-                phases = values.get("phases", {})
-                if not isinstance(phases, Mapping):
-                    raise ValueError("phases is not a mapping")
-                known["phases"] = {name: _from_json(name, value) for name, value in phases.items()}
+            if f.name in _TABLES:
+                table = values.get(f.name, {})
+                if not isinstance(table, Mapping):
+                    raise ValueError(f"{f.name} is not a mapping")
+                known[f.name] = {name: _from_json(name, value) for name, value in table.items()}
             elif f.name in values:
                 number = _from_json(f.name, values[f.name])
                 known[f.name] = number if f.type is int else float(number)

@@ -20,9 +20,10 @@ from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.pipeline.buffers import Buffers
 from megatrain_cli.pipeline.compute import Compute
 from megatrain_cli.pipeline.copying import COPY_THREADS, CopyPool
+from megatrain_cli.pipeline.cuda_lanes import CudaLanes
 from megatrain_cli.pipeline.executor import Executor
 from megatrain_cli.pipeline.gateway import Gateway
-from megatrain_cli.pipeline.lanes import CudaLanes, InlineLanes, Lanes
+from megatrain_cli.pipeline.lanes import InlineLanes, Lanes
 from megatrain_cli.pipeline.moves import Moves
 from megatrain_cli.pipeline.ops import Op
 from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule

@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from megatrain_cli.config.load import LoadedConfig, dump_config
 from megatrain_cli.errors import DeviceError, NumericsError, PlanError, Stopped
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.lr import learning_rate
+from megatrain_cli.pipeline.breakdown import breakdown
 from megatrain_cli.pipeline.executor import IssuedStep
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.journal import Journal
@@ -21,7 +23,7 @@ from megatrain_cli.report.records import StepRecord
 from megatrain_cli.train.assemble import DTYPES, Engine, assemble, check_examples, prepare
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.rows import StepRows, TrainingRows, load_rows
-from megatrain_cli.train.step import StepUpdate, UpdateClock
+from megatrain_cli.train.step import StepUpdate
 from megatrain_cli.train.stop import StopRequest
 from megatrain_cli.train.warm_up import warm_up
 
@@ -86,7 +88,6 @@ class Run:
 
     def __init__(self, loaded: LoadedConfig, engine: Engine, rows: TrainingRows) -> None:
         self._config, self._engine, self._rows = loaded.config, engine, rows
-        self._clock = UpdateClock()
         self._current: StepUpdate | None = None
 
     @property
@@ -132,7 +133,6 @@ class Run:
             spec=self._engine.skeleton.spec,
             store=self._engine.store,
             updater=self._engine.updater,
-            clock=self._clock,
         )
 
     def _learning_rate(self, index: int) -> float:
@@ -159,6 +159,7 @@ class Run:
         loaded: float,
         ended: float,
     ) -> StepRecord:
+        parts = breakdown(self._engine.executor.take_spans(), began, ended)
         rows_so_far = index * self._rows.rows_per_step + rows.num_rows
         return StepRecord(
             step=index + 1,
@@ -172,10 +173,11 @@ class Run:
                 "data": loaded - began,
                 "forward": issued.loss.seconds_since(issued.start),
                 "backward": issued.end.seconds_since(issued.loss),
-                "update": self._clock.take(),
+                "update": parts.update_seconds,
             },
             epoch=rows_so_far / len(self._rows.examples),
             rows=rows.num_rows,
+            breakdown=asdict(parts),
         )
 
 

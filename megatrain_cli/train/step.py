@@ -1,8 +1,8 @@
 """What the host does for one optimizer step: check it, clip it, update every layer."""
 
 import math
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import torch
 
@@ -10,29 +10,11 @@ from megatrain_cli.errors import NumericsError
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.clip import clip_coefficient, global_norm
+from megatrain_cli.optim.crew import WorkSpan
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.store.master import MasterStore
 
 _ADVICE = "Lower `optimizer.learning_rate`, add warm-up, or look at the rows of this step."
-
-
-class UpdateClock:
-    """Seconds the optimizer has worked; written by the host lane, read by the loop."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # what is added is taken exactly once
-        self._seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count work that has ended."""
-        with self._lock:
-            self._seconds += seconds
-
-    def take(self) -> float:
-        """Seconds since the last call."""
-        with self._lock:
-            seconds, self._seconds = self._seconds, 0.0
-        return seconds
 
 
 class StepUpdate:
@@ -54,12 +36,11 @@ class StepUpdate:
         spec: ModelSpec,
         store: MasterStore,
         updater: TileUpdater,
-        clock: UpdateClock,
     ) -> None:
         self.loss = math.nan
         self.grad_norm = math.nan
         self._step, self._adam, self._max_norm, self._eager = step, base, max_grad_norm, eager
-        self._spec, self._store, self._updater, self._clock = spec, store, updater, clock
+        self._spec, self._store, self._updater = spec, store, updater
         self._updated: set[int] = set()
 
     def clip(self, loss: float, squared_norms: Sequence[float]) -> None:
@@ -79,13 +60,14 @@ class StepUpdate:
         scale = clip_coefficient(self.grad_norm, self._max_norm)
         self._adam = AdamStep(**{**vars(self._adam), "grad_scale": scale})
 
-    def update(self, layer: int, gradient: torch.Tensor, start: int, squared_norm: float) -> None:
-        """Apply AdamW to a piece of a layer's tile."""
+    def update(
+        self, layer: int, gradient: torch.Tensor, start: int, squared_norm: float
+    ) -> Future[WorkSpan]:
+        """Start to apply AdamW to a piece of a layer's tile; pieces are worked off in order."""
         if not math.isfinite(squared_norm):
             raise self._refuse(f"the gradient of {self._spec.layers[layer].name} is not finite")
         self._updated.add(layer)
-        span = self._updater.update(self._store.tiles[layer], gradient, start, self._adam)
-        self._clock.add(span.seconds)
+        return self._updater.submit(self._store.tiles[layer], gradient, start, self._adam)
 
     def _blame(self, loss: float) -> tuple[str, str]:
         """Why a loss may not be finite, and what to do; weights are looked at only then."""

@@ -22,7 +22,8 @@ from megatrain_cli.model.kernels import dispatched_kernel, run_layers_once, sett
 from megatrain_cli.model.recorder import LayerArgs
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import LayerTemplate, Prologue
-from megatrain_cli.pipeline.lanes import CudaLanes, InlineLanes
+from megatrain_cli.pipeline.cuda_lanes import CudaLanes
+from megatrain_cli.pipeline.lanes import InlineLanes
 from tests.engine import run, write_config
 from tests.families import KINDS, tiny_config
 from tests.gpu.test_lanes import CUDA, SMALL, waiting_is_an_error

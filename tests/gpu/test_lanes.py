@@ -5,16 +5,19 @@ is compared with the CPU within a bound.
 """
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
 from megatrain_cli.errors import NumericsError
-from megatrain_cli.pipeline.lanes import CudaLanes, InlineLanes
-from megatrain_cli.pipeline.ops import Lane
+from megatrain_cli.pipeline.cuda_lanes import CudaLanes
+from megatrain_cli.pipeline.lanes import InlineLanes
+from megatrain_cli.pipeline.ops import Kind, Lane
 from tests.engine import (
     BlockingLanes,
     CarelessLanes,
@@ -76,6 +79,42 @@ def test_three_streams_compute_what_blocking_lanes_compute(
 ) -> None:
     config = small(tmp_path, VARIANTS[name], tied=tied)
     assert run(config, CudaLanes).same_bits(run(config, BlockingLanes))
+
+
+@pytest.mark.parametrize("name", ["registered", "two slabs", "eager updates"])
+def test_updates_that_go_on_after_the_call_change_no_bit(name: str, tmp_path: Path) -> None:
+    config = small(tmp_path, VARIANTS[name])
+    with ThreadPoolExecutor(4) as pool:
+        later = run(config, CudaLanes, later=pool.submit)
+    assert later.same_bits(run(config, BlockingLanes))
+
+
+@pytest.mark.parametrize("name", ["registered", "two slabs", "kept", "all offloaded"])
+def test_spans_tell_what_happened_on_one_clock(name: str, tmp_path: Path) -> None:
+    """What waits for another op starts after its end, on whatever lane; within the clocks' error.
+
+    Distances of events are exact to a microsecond on the device; the host is placed to within the
+    time that a thread takes to wake.
+    """
+    for spans in run(small(tmp_path, VARIANTS[name]), CudaLanes).spans:
+        ops = [span for span in spans if span.waits_for is None]
+        assert all(span.start <= span.end for span in spans)
+        for lane in (Lane.STREAM_IN, Lane.COMPUTE, Lane.STREAM_OUT):
+            one = [span for span in ops if span.lane is lane]
+            assert all(a.end <= b.start + 1e-5 for a, b in pairwise(one))
+        moves = [s for s in ops if s.kind in (Kind.STREAM_IN, Kind.STREAM_OUT)]
+        assert all(span.num_bytes > 0 for span in moves)
+        (clip,) = [span for span in ops if span.kind is Kind.CLIP]
+        backward = {s.layer: s for s in ops if s.kind in (Kind.LOSS, Kind.BACKWARD)}
+        for span in moves:
+            if span.kind is Kind.STREAM_OUT:
+                assert backward[span.layer].end <= span.start + 1e-5
+                assert span.end <= clip.start + 1e-3
+        arrived = {s.layer: s for s in reversed(moves) if s.kind is Kind.STREAM_IN}
+        forward = {s.layer: s for s in reversed(ops) if s.lane is Lane.COMPUTE}
+        assert forward.keys() == arrived.keys()
+        for layer, first in forward.items():
+            assert arrived[layer].end <= first.start + 1e-5
 
 
 @pytest.mark.parametrize("name", [n for n in VARIANTS if "micro" not in n and "eager" not in n])
@@ -154,7 +193,10 @@ def waiting_is_an_error() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_step_is_issued_without_waiting_for_the_device(tmp_path: Path) -> None:
-    """PyTorch raises for every call in the issuing thread that would wait for the device."""
+    """PyTorch raises for every call of any thread that would wait for the device.
+
+    The events of the step that the host's lanes wait for are meant; spans are read, too.
+    """
     config = write_config(tmp_path, SMALL, {"pipeline": CUDA})  # fused attention
     run(config, CudaLanes, around=waiting_is_an_error())
 

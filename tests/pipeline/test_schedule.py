@@ -114,8 +114,8 @@ compute    backward   layer 0 mb 0       waits grads_out[device_gradient 0] \
 -> backward_done[device_gradient 0]
 stream_out stream_out layer 0            waits backward_done[device_gradient 0] \
 -> grads_out[totals 0]
-host       clip                          waits grads_out[totals 0]
-host       update     layer 0            -> updated[weights 0]
-host       update     layer 1            -> updated[weights 1]
-host       update     layer 2            -> updated[weights 2]"""
+host       clip                          waits grads_out[totals 0] -> clipped[coefficient 0]
+update     update     layer 0            waits clipped[coefficient 0] -> updated[weights 0]
+update     update     layer 1            -> updated[weights 1]
+update     update     layer 2            -> updated[weights 2]"""
     )

@@ -60,6 +60,26 @@ def test_a_tied_head_that_leaves_the_embedding_behind_is_refused() -> None:
         check_schedule((*ops[:position], alone, *ops[position + 1 :]), SHAPE)
 
 
+def test_an_update_that_takes_the_one_before_for_ended_is_refused() -> None:
+    """They overlap: begun is all that one knows of the other."""
+    ops = build_schedule(SHAPE)
+    second = first(ops, Kind.UPDATE) + 1
+    reads = (*ops[second].reads, Buffer("weights", 0))
+    curious = replace(ops[second], reads=reads)
+    with pytest.raises(ScheduleError, match="races with update of layer 0 for weights 0"):
+        check_schedule((*ops[:second], curious, *ops[second + 1 :]), SHAPE)
+    patient = replace(curious, waits=(Event("updated", Buffer("weights", 0)),))
+    check_schedule((*ops[:second], patient, *ops[second + 1 :]), SHAPE)
+
+
+def test_an_update_of_the_wrong_weights_is_refused() -> None:
+    ops = build_schedule(SHAPE)
+    position = first(ops, Kind.UPDATE)
+    other = replace(ops[position], writes=(Buffer("weights", 1),))
+    with pytest.raises(ScheduleError, match="writes"):
+        check_schedule((*ops[:position], other, *ops[position + 1 :]), SHAPE)
+
+
 def test_a_wait_for_what_nothing_records_is_refused() -> None:
     ops = build_schedule(SHAPE)
     ghost = replace(ops[0], waits=(Event("weights_ready", Buffer("slot", 9)),))

@@ -24,11 +24,13 @@ records = st.builds(
     phases=st.dictionaries(st.text(), numbers, max_size=3),
     epoch=numbers,
     rows=st.integers(0, 100),
+    breakdown=st.dictionaries(st.text(), numbers | st.integers(0, 10**12), max_size=3),
 )
 
 
 def record(step: int, loss: float = 2.5) -> StepRecord:
-    return StepRecord(step, loss, 1e-3, 0.5, 100, 1234.5, 0.25, {"forward": 0.1}, 0.5, 8)
+    phases, parts = {"forward": 0.1}, {"compute_seconds": 0.2, "stream_in_bytes": 7}
+    return StepRecord(step, loss, 1e-3, 0.5, 100, 1234.5, 0.25, phases, 0.5, 8, parts)
 
 
 def no_constant(name: str) -> None:
@@ -64,6 +66,7 @@ def test_a_line_has_the_documented_keys(tmp_path: Path) -> None:
         "epoch": 0.5,
         "rows": 8,
         "phases": {"forward": 0.1},
+        "breakdown": {"compute_seconds": 0.2, "stream_in_bytes": 7},
     }
 
 
@@ -109,7 +112,19 @@ def test_appending_after_a_cut_line_keeps_every_line_whole(tmp_path: Path) -> No
     assert [one.step for one in read_journal(path)] == [1, 2]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "{}", '{"step": "one"}', '{"step": true}', "\xff"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"step": "one"}',
+        '{"step": true}',
+        '{"phases": 1}',
+        '{"breakdown": {"idle_seconds": []}}',
+        "\xff",
+    ],
+)
 def test_a_whole_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "m.jsonl"
     with Journal(path) as journal:
@@ -118,6 +133,14 @@ def test_a_whole_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> N
         file.write(line + "\n")
     with pytest.raises(CorruptError, match=r"m\.jsonl:2: not a step record"):
         read_journal(path)
+
+
+def test_a_record_of_an_earlier_version_has_no_breakdown(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    written = record(1).to_json()
+    del written["breakdown"]
+    path.write_text(json.dumps(written) + "\n")
+    assert read_journal(path)[0].breakdown == {}
 
 
 def test_keys_of_a_later_version_are_left_out(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Whatever fails, wherever: one error that names the place, and nothing left running behind it."""
 
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import megatrain_cli.train.assemble as assemble_module
 from megatrain_cli.errors import DeviceError, InternalError, ModelError
 from megatrain_cli.pipeline.compute import StepInputs
 from megatrain_cli.pipeline.executor import Executor, HostWork
-from megatrain_cli.pipeline.lanes import InlineLanes
+from megatrain_cli.pipeline.lanes import InlineLanes, Pending
 from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.store.master import MasterStore
 from tests.train.workspace import make_workspace, start
@@ -41,6 +42,18 @@ def test_a_failure_in_any_kind_of_op_names_the_op_and_its_layer(kind: Kind, tmp_
     assert threading.active_count() == before
 
 
+def test_an_update_that_fails_after_the_call_names_its_layer_too(tmp_path: Path) -> None:
+    failed: Future[None] = Future()
+    failed.set_exception(RuntimeError("no luck"))
+    with start(make_workspace(tmp_path)) as run:
+        executor = run.engine.executor
+        executor._works[Kind.UPDATE] = lambda op, step, host: (
+            failed if executor._named(op) == PLACES[Kind.UPDATE] else None
+        )
+        with pytest.raises(InternalError, match=r"^update of layer-00001 failed: no luck$"):
+            list(run.steps())
+
+
 def test_running_out_of_device_memory_stays_what_it_is(tmp_path: Path) -> None:
     """`train` turns it into advice."""
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
@@ -59,10 +72,10 @@ def run_with(config: Path, kind: Kind, error: Exception) -> None:
         executor = run.engine.executor
         work = executor._works[kind]
 
-        def fail(op: Op, step: StepInputs, host: HostWork) -> None:
+        def fail(op: Op, step: StepInputs, host: HostWork) -> Pending | None:
             if executor._named(op) == PLACES[kind]:
                 raise error
-            work(op, step, host)
+            return work(op, step, host)
 
         executor._works[kind] = fail
         list(run.steps())

@@ -9,6 +9,7 @@ import math
 import shutil
 import signal
 import subprocess
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -218,16 +219,17 @@ def test_weights_that_were_thrown_far_away_end_the_run(update: str, tmp_path: Pa
 def test_weights_that_are_not_finite_are_not_written_and_both_facts_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply = TileUpdater.update
+    apply = TileUpdater.submit
 
     def overflow(
         self: TileUpdater, tile: LayerTile, gradient: torch.Tensor, start: int, step: AdamStep
-    ) -> WorkSpan:
-        span = apply(self, tile, gradient, start, step)
+    ) -> Future[WorkSpan]:
+        done = apply(self, tile, gradient, start, step)
+        done.result()
         tile.weights[0] = math.inf
-        return span
+        return done
 
-    monkeypatch.setattr(TileUpdater, "update", overflow)
+    monkeypatch.setattr(TileUpdater, "submit", overflow)
     with pytest.raises(NumericsError, match=r"Step 2 was refused: .*the weights were not written"):
         train_here(make_workspace(tmp_path))
     assert checkpoints_of(tmp_path / "run") == []
@@ -252,16 +254,16 @@ def test_a_disk_without_room_is_refused_before_weights_are_read(
 def test_a_failing_update_stops_the_run_with_its_layer(
     update: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply = TileUpdater.update
+    apply = TileUpdater.submit
 
     def fail_at_layer_1(
         self: TileUpdater, tile: LayerTile, gradient: torch.Tensor, start: int, step: AdamStep
-    ) -> WorkSpan:
+    ) -> Future[WorkSpan]:
         if tile.layout.layer.name == "layer-00001" and step.step == 2:
             raise RuntimeError("no luck")
         return apply(self, tile, gradient, start, step)
 
-    monkeypatch.setattr(TileUpdater, "update", fail_at_layer_1)
+    monkeypatch.setattr(TileUpdater, "submit", fail_at_layer_1)
     config = make_workspace(tmp_path)
     with pytest.raises(InternalError, match="update of layer-00001 failed: no luck"):
         train_here(config, "optimizer.max_grad_norm=null", f"optimizer.update={update}")

@@ -1,0 +1,261 @@
+"""The threads of `CudaLanes`: what waits for what, how failures travel, and that nothing hangs.
+
+The device is `tests.pipeline.fake_cuda`, which is done with an op when it is issued. The real one
+is tested in `tests/gpu/test_lanes.py`.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatrain_cli.errors import InternalError
+from megatrain_cli.pipeline import cuda_lanes
+from megatrain_cli.pipeline.cuda_lanes import CudaLanes
+from megatrain_cli.pipeline.lanes import Pending
+from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Lane, Op
+from tests.engine import Outcome
+from tests.pipeline import fake_cuda
+from tests.pipeline.modes import MODES, train
+
+CPU = torch.device("cpu")
+UPDATED = Event("updated", Buffer("weights", 0))
+READY = Event("weights_ready", Buffer("slot", 0))
+ONE_OF_EACH_LANE = [Kind.STREAM_IN, Kind.FORWARD, Kind.STREAM_OUT, Kind.CLIP, Kind.UPDATE]
+# Long enough for any machine; a test that is right never waits so long.
+PATIENCE = 60
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_lanes, "cuda", fake_cuda)
+
+
+@pytest.fixture
+def lanes(device: None) -> Iterator[CudaLanes]:
+    lanes = CudaLanes(CPU)
+    yield lanes
+    lanes.close()
+    assert not lane_threads()
+
+
+def lane_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.endswith("-lane")]
+
+
+def nothing() -> None:
+    pass
+
+
+def fail() -> None:
+    raise InternalError("no luck")
+
+
+class Gate:
+    """Work that goes on when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.open = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.begun.set()
+        assert self.open.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("name", MODES)
+def test_threads_compute_what_lanes_without_concurrency_compute(
+    name: str, later: bool, configs: dict[str, Path], plain: dict[str, Outcome]
+) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        outcome = train(configs, name, CudaLanes, later=pool.submit if later else None)
+    assert outcome.same_bits(plain[name])
+    assert not lane_threads()
+
+
+def test_each_lane_but_compute_has_a_thread_with_its_name(lanes: CudaLanes) -> None:
+    names: dict[Lane, str] = {}
+    for kind in ONE_OF_EACH_LANE:
+        op = Op(kind, 0)
+
+        def note(op: Op = op) -> None:
+            names[op.lane] = threading.current_thread().name
+
+        lanes.submit(op, note)
+    lanes.drain()
+    here = threading.current_thread().name
+    assert names == {lane: here if lane is Lane.COMPUTE else f"{lane}-lane" for lane in Lane}
+
+
+def test_a_copy_that_waits_for_an_update_does_not_hold_up_compute(lanes: CudaLanes) -> None:
+    gate, order = Gate(), list[str]()
+    lanes.submit(Op(Kind.UPDATE, 0, records=(UPDATED,)), gate)
+    copy = Op(Kind.STREAM_IN, 0, waits=(UPDATED,), records=(READY,))
+    lanes.submit(copy, lambda: order.append("copy"))
+    lanes.submit(Op(Kind.FORWARD, 1), lambda: order.append("forward 1"))
+    assert order == ["forward 1"]
+    gate.open.set()
+    lanes.submit(Op(Kind.FORWARD, 0, waits=(READY,)), lambda: order.append("forward 0"))
+    assert order == ["forward 1", "copy", "forward 0"]
+
+
+def test_waits_are_for_the_latest_record_when_the_op_was_submitted(lanes: CudaLanes) -> None:
+    """A record of a later op, on a thread that runs late, is none of its business."""
+    first, second, order = Gate(), Gate(), list[str]()
+    lanes.submit(Op(Kind.CLIP, -1), first)
+    lanes.submit(Op(Kind.ACCUMULATE, 0, records=(UPDATED,)), nothing)
+    lanes.submit(Op(Kind.STREAM_IN, 0, waits=(UPDATED,), records=(READY,)), nothing)
+    lanes.submit(Op(Kind.ACCUMULATE, 1, records=(UPDATED,)), second)
+    first.open.set()
+    lanes.submit(Op(Kind.FORWARD, 0, waits=(READY,)), lambda: order.append("forward"))
+    assert order == ["forward"]
+    second.open.set()
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH_LANE)
+@pytest.mark.parametrize("notice", ["submit", "fence", "drain"])
+def test_a_failure_on_any_lane_is_raised_in_the_main_thread(
+    kind: Kind, notice: str, lanes: CudaLanes
+) -> None:
+    """And whoever waits for what has failed goes on, to find that out."""
+    waiting = [
+        Op(other, 1, waits=(UPDATED,), records=(READY,)) for other in ONE_OF_EACH_LANE
+        if other not in (kind, Kind.FORWARD)
+    ]  # fmt: skip
+    run: list[Op] = []
+
+    def fail_and_notice() -> None:
+        lanes.submit(Op(kind, 0, records=(UPDATED,)), fail)
+        for op in waiting:
+            lanes.submit(op, lambda op=op: run.append(op))  # type: ignore[misc]
+        if notice == "submit":
+            lanes.submit(Op(Kind.FORWARD, 1, waits=(UPDATED, READY)), nothing)
+        elif notice == "fence":
+            lanes.fence().wait()
+        lanes.drain()
+
+    with pytest.raises(InternalError, match="no luck"):
+        fail_and_notice()
+    assert run == []
+
+
+def test_after_a_failure_nothing_more_is_taken(lanes: CudaLanes) -> None:
+    lanes.submit(Op(Kind.CLIP, -1), fail)
+    for _ in range(2):
+        with pytest.raises(InternalError, match="no luck"):
+            lanes.drain()
+        with pytest.raises(InternalError, match="no luck"):
+            lanes.submit(Op(Kind.FORWARD, 0), nothing)
+
+
+def test_updates_overlap_and_their_records_come_in_order(lanes: CudaLanes) -> None:
+    """Neither the next update nor compute waits for one; a copy waits for all up to its own."""
+    futures = [Future[None]() for _ in range(3)]
+    begun, copied = threading.Semaphore(0), list[int]()
+
+    def begin(layer: int) -> Callable[[], Pending]:
+        def work() -> Pending:
+            begun.release()
+            return futures[layer]
+
+        return work
+
+    for layer in range(3):
+        updated = Event("updated", Buffer("weights", layer))
+        lanes.submit(Op(Kind.UPDATE, layer, records=(updated,)), begin(layer))
+    fence = lanes.fence()
+    for _ in futures:
+        assert begun.acquire(timeout=PATIENCE)
+    for layer in range(3):
+        ready = Event("weights_ready", Buffer("slot", layer))
+        updated = Event("updated", Buffer("weights", layer))
+        copy = Op(Kind.STREAM_IN, layer, waits=(updated,), records=(ready,))
+        lanes.submit(copy, lambda layer=layer: copied.append(layer))  # type: ignore[misc]
+    futures[1].set_result(None)
+    lanes.submit(Op(Kind.FORWARD, 9), nothing)
+    assert copied == []
+    futures[0].set_result(None)
+    lanes.submit(Op(Kind.FORWARD, 1, waits=(Event("weights_ready", Buffer("slot", 1)),)), nothing)
+    assert copied == [0, 1]
+    futures[2].set_result(None)
+    fence.wait()
+    lanes.drain()
+    assert copied == [0, 1, 2]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("cancel", [False, True])
+def test_an_update_that_fails_later_is_the_lanes_failure(
+    when: str, cancel: bool, lanes: CudaLanes
+) -> None:
+    future: Future[None] = Future()
+
+    def end() -> None:
+        if cancel:
+            future.cancel()
+        else:
+            future.set_exception(InternalError("no luck"))
+
+    if when == "before":
+        end()
+    begun = threading.Event()
+
+    def begin() -> Pending:
+        begun.set()
+        return future
+
+    lanes.submit(Op(Kind.UPDATE, 0), begin)
+    fence = lanes.fence()
+    assert begun.wait(PATIENCE)
+    if when == "after":
+        end()
+    with pytest.raises(CancelledError if cancel else InternalError):
+        fence.wait()
+
+
+def test_a_fence_is_after_all_host_work_and_before_what_comes_later(lanes: CudaLanes) -> None:
+    gate, order = Gate(), list[str]()
+    lanes.submit(Op(Kind.CLIP, -1), lambda: order.append("clip"))
+    lanes.submit(Op(Kind.UPDATE, 0), lambda: order.append("update"))
+    fence = lanes.fence()
+    lanes.submit(Op(Kind.UPDATE, 1), gate)
+    fence.wait()
+    assert sorted(order) == ["clip", "update"]
+    gate.open.set()
+
+
+def test_close_drops_what_has_not_begun_and_waits_for_what_has() -> None:
+    lanes = CudaLanes(CPU)
+    gate, order, future = Gate(), list[str](), Future[None]()
+    ending = threading.Event()
+
+    class Noted:
+        """Ends when `close` has been called and everything else is out of the way."""
+
+        def add_done_callback(self, fn: Callable[[Future[None]], object], /) -> None:
+            future.add_done_callback(fn)
+            ending.set()
+
+        def result(self) -> None:
+            future.result()
+
+    lanes.submit(Op(Kind.CLIP, -1), gate)
+    lanes.submit(Op(Kind.ACCUMULATE, 0), lambda: order.append("dropped"))
+    lanes.submit(Op(Kind.UPDATE, 0), Noted)
+    future.add_done_callback(lambda _: order.append("update ended"))
+    assert gate.begun.wait(PATIENCE)
+    assert ending.wait(PATIENCE)
+    closing = threading.Thread(target=lanes.close)
+    closing.start()
+    lanes._threads[0].join(PATIENCE)  # an idle one: it ends because `close` was called
+    gate.open.set()
+    future.set_result(None)
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+    assert order == ["update ended"]
+    assert not lane_threads()
+    with pytest.raises(InternalError, match="closed"):
+        lanes.submit(Op(Kind.FORWARD, 0), nothing)
