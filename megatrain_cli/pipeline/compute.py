@@ -25,10 +25,19 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows on the host: `input_ids` and `labels` are `(B, T)` int64; -100 is no target."""
+    """Rows on the host.
+
+    Attributes:
+        input_ids: `(B, T)` int64.
+        labels: `(B, T)` int64, not shifted; -100 is no target.
+        documents: `(B, T)` int32, the number of each token's document within its row, padding being
+            one more document at the end; None is one document a row. Only where the model's
+            attention is `packed`.
+    """
 
     input_ids: NDArray[np.int64]
     labels: NDArray[np.int64]
+    documents: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True)
