@@ -134,7 +134,6 @@ class Bench:
     """Runs of one shape, one after the other, over one store where that is possible."""
 
     def __init__(self, shape: Shape, steps: int, *, verbose: bool = False) -> None:
-
         self._shape, self._steps = shape, steps
         self._console = RunConsole(None if verbose else Console(quiet=True))
         self._store: MasterStore | None = None
@@ -163,7 +162,9 @@ class Bench:
                 plan, gpu_peak = engine.plan, gpu_peak_bytes()
         timed = records[WARM_UP_STEPS:]
         seconds = statistics.median(record.seconds for record in timed)
-        host_peak, bounds = host_peak_bytes(), getattr(plan, "bounds", None)
+        # The kernel counts both a little late, each by itself (proc(5)).
+        host_peak = max(host_peak_bytes(), resident)
+        bounds = getattr(plan, "bounds", None)
         return Figures(
             parameters=self._shape.parameters,
             fresh=self._store is not before,
@@ -186,14 +187,16 @@ class Bench:
         )
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Let go of the store, and of the terminal."""
         self._console.close()
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        self._drop_store()
+
+    def _drop_store(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
 
     def _config(self, folder: Path, variant: Variant) -> LoadedConfig:
-
         write_model(folder / "model", self._shape)
         config = {
             "model": {"path": "model", "init": "random"},
@@ -216,20 +219,18 @@ class Bench:
     def _engine(self, loaded: LoadedConfig) -> Iterator[Engine]:
         """An engine over the store of the run before, if it is kept as this run wants it."""
         skeleton, plan = prepare(loaded)
-        store, self._store = self._store, None
-        if store is not None and not _serves(store, plan, skeleton.layouts):
-            store.close()
-            store = None
+        if self._store is not None and not _serves(self._store, plan, skeleton.layouts):
+            self._drop_store()
             skeleton, plan = prepare(loaded)  # with the memory that is free now
-        elif store is not None:
-            self._store = store
+        if self._store is not None:
             # The machine was looked at beside a store that the plan bills as one to come.
-            machine = replace(plan.machine, host_bytes=plan.machine.host_bytes + store.num_bytes)
+            unbilled = plan.machine.host_bytes + self._store.num_bytes
+            machine = replace(plan.machine, host_bytes=unbilled)
             plan = make_plan(loaded.config, skeleton.spec, skeleton.layouts, machine)
         if plan.shortfalls:
             raise PlanError("\n".join(plan.shortfalls))
         self._console.plan(plan)
-        engine = assemble(loaded, skeleton, plan, self._console, store)
+        engine = assemble(loaded, skeleton, plan, self._console, self._store)
         try:
             yield engine
         finally:
