@@ -139,8 +139,6 @@ def _join_group_of_one(device: torch.device) -> None:
     # DeepSpeed reads these; without all five it looks for MPI.
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     os.environ |= {"MASTER_ADDR": socket.gethostname(), "MASTER_PORT": "29500"}
-    # Nobody else is to be found: the loopback will do where there is no network.
-    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     meeting = Path(tempfile.mkdtemp(prefix="megatrain-bench-")) / "group"
     torch.distributed.init_process_group(
         # Gradients that lie on the CPU are reduced by gloo, for their norm.
