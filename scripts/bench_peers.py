@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--batch", nargs="+", type=parse_batch, default=[Batch(8, 1024)])
     parser.add_argument("--peers", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--steps", type=int, default=5, help=f"{WARM_UP_STEPS} are not timed")
-    parser.add_argument("--limit", type=float, default=180, help="seconds a peer and shape")
+    parser.add_argument("--limit", type=float, default=240, help="seconds a peer and shape")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--verbose", action="store_true", help="show what the peers say")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)

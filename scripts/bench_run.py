@@ -25,6 +25,7 @@ from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import Engine, assemble, prepare
 from megatrain_cli.train.loop import Run
 from megatrain_cli.train.rows import StepRows
+from megatrain_cli.train.warm_up import warm_up
 from scripts.peaks import forget_peaks, gpu_peak_bytes, host_bytes, host_peak_bytes
 from scripts.shapes import Batch, Shape, make_documents, make_tokens, tflops, write_model
 
@@ -148,6 +149,8 @@ class Bench:
         began = time.perf_counter()
         gc.collect()  # what the run before left on the device, a failed one above all
         forget_peaks()
+        if torch.cuda.is_available():
+            torch.compiler.reset()  # or shape upon shape would reach dynamo's limit of 8 a function
         with tempfile.TemporaryDirectory(prefix="megatrain-bench-") as folder:
             loaded = self._config(Path(folder), variant)
             before = self._store
@@ -218,6 +221,7 @@ class Bench:
     @contextmanager
     def _engine(self, loaded: LoadedConfig) -> Iterator[Engine]:
         """An engine over the store of the run before, if it is kept as this run wants it."""
+        config = loaded.config
         skeleton, plan = prepare(loaded)
         if self._store is not None and not _serves(self._store, plan, skeleton.layouts):
             self._drop_store()
@@ -226,15 +230,21 @@ class Bench:
             # The machine was looked at beside a store that the plan bills as one to come.
             unbilled = plan.machine.host_bytes + self._store.num_bytes
             machine = replace(plan.machine, host_bytes=unbilled)
-            plan = make_plan(loaded.config, skeleton.spec, skeleton.layouts, machine)
-        if plan.shortfalls:
-            raise PlanError("\n".join(plan.shortfalls))
+            plan = make_plan(config, skeleton.spec, skeleton.layouts, machine, plan.known)
+        _check(plan)
+        plan, functions = warm_up(config, skeleton, plan, config.data.max_length, self._console)
+        _check(plan)
         self._console.plan(plan)
-        engine = assemble(loaded, skeleton, plan, self._console, self._store)
+        engine = assemble(loaded, skeleton, plan, functions, self._console, self._store)
         try:
             yield engine
         finally:
             self._store = engine.leave_store()
+
+
+def _check(plan: RunPlan) -> None:
+    if plan.shortfalls:
+        raise PlanError("\n".join(plan.shortfalls))
 
 
 def _serves(store: MasterStore, plan: RunPlan, layouts: tuple[LayerLayout, ...]) -> bool:

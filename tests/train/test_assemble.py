@@ -18,6 +18,7 @@ from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import assemble, check_examples, prepare, schedule_of
 from megatrain_cli.train.loop import Run
 from megatrain_cli.train.rows import load_rows
+from megatrain_cli.train.warm_up import warm_up
 from tests.families import make_tiny
 from tests.train.workspace import digest, make_workspace, one_thread, start
 
@@ -103,9 +104,10 @@ def test_an_engine_over_the_store_of_another_makes_the_same_steps(tmp_path: Path
     skeleton, plan = prepare(loaded)
     rows = load_rows(loaded.config, plan.decisions)
     with RunConsole(Console(file=io.StringIO())) as console, one_thread():
-        store = assemble(loaded, skeleton, plan, console).leave_store()
+        plan, functions = warm_up(loaded.config, skeleton, plan, rows.longest, console)
+        store = assemble(loaded, skeleton, plan, functions, console).leave_store()
         before = digest(store)
-        engine = assemble(loaded, *prepare(loaded), console, store)
+        engine = assemble(loaded, skeleton, plan, functions, console, store)
         assert digest(store) == before
         found = [(record.loss, record.grad_norm) for record in Run(loaded, engine, rows).steps()]
         engine.lanes.drain()
