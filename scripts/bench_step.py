@@ -1,196 +1,125 @@
-"""Seconds a step, tokens a second and TFLOPS of `megatrain train` at real model shapes.
+"""Seconds a step, tokens a second and TFLOPS of megatrain's own loop at published model shapes.
 
-    python scripts/bench_step.py 3b 7b --rows 8 --length 1024 [--set pipeline.staging_buffers=3]
+    python scripts/bench_step.py 3b --batch 8x1024 32x1024 --accumulation 1 8
+    python scripts/bench_step.py 70b:4 --variant store.memory=auto --variant store.memory=pageable
 
-Weights are random and rows are made up, so nothing has to be downloaded; the run itself is the
-command that users run, in a process of its own. TFLOPS counts 6 x parameters x tokens, so work
-that is done twice (recompute) counts once. The first steps are left out of the medians.
+A batch is what one optimizer step takes; `--accumulation` cuts it into micro-batches. Every
+combination of batch, accumulation and variant is one run of a few steps. Runs of a shape use one
+store as long as they keep it in one way: it is filled and page-locked once, and later runs train on
+from there. Weights and tokens are random, so nothing is downloaded.
+
+TFLOPS counts 6 x parameters x tokens: what is computed twice counts once. The first steps are left
+out of the medians. Memory on the host is the process's own, and includes this script.
 """
 
 import argparse
+import itertools
 import json
 import os
-import resource
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-WARM_UP_STEPS = 2
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from scripts.shapes import Batch, parse_batch, parse_shape
 
-@dataclass(frozen=True)
-class Shape:
-    """A model as its config.json tells it."""
+if TYPE_CHECKING:
+    from scripts.bench_run import Result
 
-    hidden: int
-    layers: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-    tied: bool
-    kind: str = "qwen2"
-
-    @property
-    def parameters(self) -> int:
-        """All parameters; tied ones once."""
-        head_dim = self.hidden // self.heads
-        qkv = self.hidden * head_dim * (self.heads + 2 * self.kv_heads)
-        bias = head_dim * (self.heads + 2 * self.kv_heads) if self.kind == "qwen2" else 0
-        layer = qkv + bias + self.hidden**2 + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * layer + embeddings + self.hidden
+SPEEDS = (
+    *("s/step", "tokens/s", "TFLOPS", "kept layers", "GPU GiB", "planned", "host GiB", "in steps"),
+    *("planned", "B/parameter", "floor s", "x floor", "floor is"),
+)
 
 
-SHAPES = {
-    "0.5b": Shape(896, 24, 4864, 14, 2, 151936, tied=True),
-    "1.5b": Shape(1536, 28, 8960, 12, 2, 151936, tied=True),
-    "3b": Shape(2048, 36, 11008, 16, 2, 151936, tied=True),
-    "7b": Shape(3584, 28, 18944, 28, 4, 152064, tied=False),
-    "14b": Shape(5120, 48, 13824, 40, 8, 152064, tied=False),
-    "llama-8b": Shape(4096, 32, 14336, 32, 8, 128256, tied=False, kind="llama"),
-}
+def speeds(results: "Sequence[Result]") -> str:
+    """Markdown, a row a run: speed, memory, how far from the floor; or why not."""
+    head = f"| shape | run | {' | '.join(SPEEDS)} |"
+    return "\n".join([head, "|---" * (len(SPEEDS) + 2) + "|", *map(_speeds_row, results)])
 
 
-@dataclass(frozen=True)
-class Result:
-    """What one shape measured; medians over the timed steps, memory as the largest so far."""
-
-    shape: str
-    parameters: int
-    rows: int
-    length: int
-    first_loss: float
-    seconds: float
-    tokens_per_second: float
-    tflops: float
-    phases: dict[str, float]
-    host_peak_bytes: int
-    wall_seconds: float
+def _speeds_row(result: "Result") -> str:
+    start, f = f"| {result.shape} | {result.variant} |", result.figures
+    if f is None:
+        return f"{start} {result.reason} " + "|" * len(SPEEDS)
+    cells = [f"{f.seconds:.3f}", f"{f.tokens_per_second:.0f}", f"{f.tflops:.3g}"]
+    cells += [str(f.kept_layers), _gib(f.gpu_peak_bytes), _gib(f.gpu_planned_bytes)]
+    cells += [_gib(f.host_peak_bytes), _gib(f.host_step_bytes), _gib(f.host_planned_bytes)]
+    cells.append(f"{f.bytes_per_parameter:.2f}")
+    if f.floor_seconds is None or f.floor_part is None:
+        cells += ["not measured", "", ""]
+    else:
+        cells += [f"{f.floor_seconds:.3f}", f"{f.seconds / f.floor_seconds:.2f}", f.floor_part]
+    return f"{start} {' | '.join(cells)} |"
 
 
-def write_model(folder: Path, shape: Shape) -> None:
-    """A folder with config.json and a byte-level tokenizer; no weights."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
-
-    make = Qwen2Config if shape.kind == "qwen2" else LlamaConfig
-    config = make(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=131072,
-        tie_word_embeddings=shape.tied,
-    )
-    config.save_pretrained(folder)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {"<eos>": 0, **{character: i + 1 for i, character in enumerate(alphabet)}}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
-    fast.save_pretrained(folder)
+def breakdowns(results: "Sequence[Result]") -> str:
+    """Markdown, a column a run: where the time of a step went."""
+    measured = [r for r in results if r.figures is not None]
+    columns = [f.phases | f.breakdown for r in measured if (f := r.figures) is not None]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    lines = [
+        f"| a step | {' | '.join(f'{r.shape} {r.variant}' for r in measured)} |",
+        "|---" * (len(measured) + 1) + "|",
+    ]
+    for name in names:
+        cells = [f"{column[name]:.4g}" if name in column else "" for column in columns]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def write_rows(path: Path, count: int, length: int) -> None:
-    """Rows of exactly `length` tokens once cut: all text, all of it learned."""
-    words = ["the", "model", "does", "not", "fit", "so", "its", "layers", "come", "and", "go"]
-    with path.open("w", encoding="utf-8") as file:
-        for row in range(count):
-            turned = words[row % len(words) :] + words[: row % len(words)]
-            text = " ".join(turned) + " "
-            file.write(json.dumps({"text": text * (length // len(text) + 2)}) + "\n")
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f}"
 
 
-def bench(name: str, args: argparse.Namespace) -> Result:
-    """Train one shape for a few steps and sum up its journal."""
-    shape = SHAPES[name]
-    with tempfile.TemporaryDirectory(prefix="megatrain-bench-") as place:
-        folder = Path(place)
-        write_model(folder / "model", shape)
-        write_rows(folder / "rows.jsonl", 64, args.length)
-        config = {
-            "model": {"path": "model", "init": "random"},
-            "data": {"train": "rows.jsonl", "format": "text", "max_length": args.length},
-            "train": {
-                "output_dir": "run",
-                "max_steps": args.steps,
-                "micro_batch_size": args.rows,
-                "gradient_accumulation_steps": args.accumulation,
-            },
-        }
-        (folder / "config.yaml").write_text(json.dumps(config))
-        command = [sys.executable, "-m", "megatrain_cli", "train", str(folder / "config.yaml")]
-        began = time.perf_counter()
-        root = str(Path(__file__).resolve().parent.parent)
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        done = subprocess.run(
-            [*command, *args.set],
-            check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"},
-            stderr=None if args.verbose else subprocess.PIPE,
-            text=True,
-        )
-        wall = time.perf_counter() - began
-        if done.returncode:
-            sys.exit(f"{name}: exit {done.returncode}\n{done.stderr or ''}")
-        lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines]
-    timed = steps[WARM_UP_STEPS:]
-    seconds = statistics.median(step["seconds"] for step in timed)
-    tokens = args.rows * args.accumulation * args.length
-    return Result(
-        shape=name,
-        parameters=shape.parameters,
-        rows=args.rows * args.accumulation,
-        length=args.length,
-        first_loss=steps[0]["loss"],
-        seconds=seconds,
-        tokens_per_second=tokens / seconds,
-        tflops=6 * shape.parameters * tokens / seconds / 1e12,
-        phases={
-            key: statistics.median(step["phases"][key] for step in timed)
-            for key in timed[0]["phases"]
-        },
-        host_peak_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
-        wall_seconds=wall,
-    )
-
-
-def main() -> None:
-    """Parse, run, print a table."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse, run, print tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shapes", nargs="+", choices=sorted(SHAPES))
-    parser.add_argument("--rows", type=int, default=8, help="rows of a micro-batch")
-    parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--set", nargs="*", default=[], help="config overrides, key=value")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--verbose", action="store_true", help="show what the run says")
-    args = parser.parse_args()
-    results = [bench(name, args) for name in args.shapes]
-    if args.json:
-        print(json.dumps([asdict(r) for r in results], indent=2))
-        return
-    print(
-        "| shape | batch x length | first loss | s/step | tokens/s | TFLOPS | phases | host peak |"
+    parser.add_argument("shapes", nargs="+", type=parse_shape, metavar="SHAPE[:LAYERS]")
+    parser.add_argument("--batch", nargs="+", type=parse_batch, default=[Batch(8, 1024)])
+    parser.add_argument("--accumulation", nargs="+", type=int, default=[1])
+    parser.add_argument("--packed", type=int, metavar="TOKENS", help="documents of about so many")
+    parser.add_argument("--steps", type=int, default=6, help="the first two are not timed")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    parser.add_argument(
+        "--variant",
+        nargs="+",
+        action="append",
+        metavar="KEY=VALUE",
+        help="one run more, with these",
     )
-    print("|---|---|---|---|---|---|---|---|")
-    for r in results:
-        phases = ", ".join(f"{key} {value:.3f}" for key, value in r.phases.items())
-        print(
-            f"| {r.shape} | {r.rows} x {r.length} | {r.first_loss:.3f} | {r.seconds:.3f} "
-            f"| {r.tokens_per_second:.0f} | {r.tflops:.0f} | {phases} "
-            f"| {r.host_peak_bytes / 2**30:.1f} GiB |"
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--verbose", action="store_true", help="show plans and steps")
+    args = parser.parse_args(argv)
+
+    from scripts.bench_run import WARM_UP_STEPS, Variant, bench  # torch: not for --help
+
+    if args.steps <= WARM_UP_STEPS:
+        parser.error(f"--steps: {WARM_UP_STEPS} are not timed, so {args.steps} are too few")
+    variants = [
+        Variant(batch, accumulation, args.packed, (*args.set, *overrides))
+        for overrides, batch, accumulation in itertools.product(
+            args.variant or [[]], args.batch, args.accumulation
         )
+    ]
+    for v in variants:
+        if v.accumulation < 1 or v.batch.rows % v.accumulation:
+            parser.error(f"--accumulation: {v.accumulation} does not divide the rows of {v.batch}")
+    results = []
+    for shape in args.shapes:
+        for result in bench(shape, variants, args.steps, verbose=args.verbose):
+            results.append(result)
+            print(speeds([result]).splitlines()[-1], file=sys.stderr, flush=True)
+    if args.json:
+        print(json.dumps([asdict(result) for result in results], indent=2))
+        return
+    print(speeds(results), breakdowns(results), sep="\n\n")
 
 
 if __name__ == "__main__":
+    # Read when torch loads OpenMP; `megatrain train` does so beside a GPU.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     main()

@@ -59,6 +59,13 @@ class Engine:
             for part in (self.store, self.executor, self.updater, self.lanes):  # last one first
                 stack.callback(part.close)
 
+    def leave_store(self) -> MasterStore:
+        """Close everything but the store and give it back as it is, for another `assemble`."""
+        with ExitStack() as stack:
+            for part in (self.executor, self.updater, self.lanes):
+                stack.callback(part.close)
+        return self.store
+
 
 def plan_run(loaded: LoadedConfig, machine: MachineSpec | None = None) -> RunPlan:
     """What a run would hold, on this machine or on `machine`. Reads the model's config alone."""
@@ -85,8 +92,18 @@ def assemble(
     plan: RunPlan,
     functions: Functions,
     console: RunConsole,
+    store: MasterStore | None = None,
 ) -> Engine:
     """Build the engine: store, weights, pipeline.
+
+    Args:
+        loaded: What was asked.
+        skeleton: The model.
+        plan: Of a run that fits.
+        functions: How layers and head are called.
+        console: Hears what the user should know.
+        store: Filled, and locked as planned, to train on in place of a new one. The engine then
+            owns it; where building fails it stays the caller's.
 
     Raises:
         PlanError: The driver refused to page-lock the store, and without that it does not fit.
@@ -94,11 +111,12 @@ def assemble(
     """
     config = loaded.config
     with ExitStack() as stack:  # what stands is taken down again if the next part fails
-        store = MasterStore(skeleton.layouts, plan.decisions.tile_format)
-        stack.callback(store.close)
-        if plan.decisions.pin_store:
-            plan = _pin(config, skeleton, plan, store, console)
-        _fill(config, skeleton, store, plan.decisions.threads)
+        if store is None:
+            store = MasterStore(skeleton.layouts, plan.decisions.tile_format)
+            stack.callback(store.close)
+            if plan.decisions.pin_store:
+                plan = _pin(config, skeleton, plan, store, console)
+            _fill(config, skeleton, store, plan.decisions.threads)
         device = torch.device(plan.machine.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)

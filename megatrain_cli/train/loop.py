@@ -22,7 +22,7 @@ from megatrain_cli.report.journal import Journal
 from megatrain_cli.report.records import StepRecord
 from megatrain_cli.train.assemble import DTYPES, Engine, assemble, check_examples, prepare
 from megatrain_cli.train.folder import RunFolder
-from megatrain_cli.train.rows import StepRows, TrainingRows, load_rows
+from megatrain_cli.train.rows import RowSource, StepRows, TrainingRows, load_rows
 from megatrain_cli.train.step import StepUpdate
 from megatrain_cli.train.stop import StopRequest
 from megatrain_cli.train.warm_up import warm_up
@@ -86,7 +86,7 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
 class Run:
     """One run's steps, each a pure function of the step's number and the store."""
 
-    def __init__(self, loaded: LoadedConfig, engine: Engine, rows: TrainingRows) -> None:
+    def __init__(self, loaded: LoadedConfig, engine: Engine, rows: RowSource) -> None:
         self._config, self._engine, self._rows = loaded.config, engine, rows
         self._current: StepUpdate | None = None
 

@@ -1,8 +1,10 @@
 """The rows of each optimizer step, from the config to micro-batches."""
 
 import math
+from collections.abc import Sized
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -36,6 +38,25 @@ class StepRows:
 
     micro_batches: list[MicroBatch]
     num_rows: int
+
+
+class RowSource(Protocol):
+    """Where a run takes its rows from."""
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the run."""
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of a full step."""
+
+    @property
+    def examples(self) -> Sized:
+        """All rows: one pass over the data."""
+
+    def of_step(self, index: int) -> StepRows:
+        """The rows of a step, counted from 0."""
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,12 @@ from megatrain_cli.pipeline.slabs import SlabPool
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import assemble, check_examples, prepare, schedule_of
+from megatrain_cli.train.loop import Run
 from megatrain_cli.train.rows import load_rows
+from megatrain_cli.train.warm_up import warm_up
 from tests.families import make_tiny
 from tests.store.cudart import fake_driver
-from tests.train.workspace import make_workspace, start
+from tests.train.workspace import digest, make_workspace, one_thread, start
 
 
 def test_rows_longer_than_the_models_positions_are_refused(tmp_path: Path) -> None:
@@ -166,3 +168,24 @@ def test_buffers_that_older_transformers_stored_are_no_parameters(
     with start(config) as run:
         found = run.by_name(lambda tile: tile.weights)
     assert found.keys() == dict(make_tiny(kind, tied=False, layers=3).named_parameters()).keys()
+
+
+def test_an_engine_over_the_store_of_another_makes_the_same_steps(tmp_path: Path) -> None:
+    """What an engine leaves is whole: the next one needs nothing but the store."""
+    with start(make_workspace(tmp_path / "whole")) as whole:
+        expected = [(record.loss, record.grad_norm) for record in whole.steps()]
+        whole.engine.lanes.drain()
+        weights = digest(whole.engine.store)
+    loaded = load_config(make_workspace(tmp_path / "parts"))
+    skeleton, plan = prepare(loaded)
+    rows = load_rows(loaded.config, plan.decisions)
+    with RunConsole(Console(file=io.StringIO())) as console, one_thread():
+        plan, functions = warm_up(loaded.config, skeleton, plan, rows.longest, console)
+        store = assemble(loaded, skeleton, plan, functions, console).leave_store()
+        before = digest(store)
+        engine = assemble(loaded, skeleton, plan, functions, console, store)
+        assert digest(store) == before
+        found = [(record.loss, record.grad_norm) for record in Run(loaded, engine, rows).steps()]
+        engine.lanes.drain()
+        assert (found, digest(store)) == (expected, weights)
+        engine.close()

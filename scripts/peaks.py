@@ -1,0 +1,47 @@
+"""How much memory this process and its GPU had in use at most."""
+
+import re
+from pathlib import Path
+
+import psutil
+import torch
+
+
+def forget_peaks() -> None:
+    """Start counting anew: what was held before, and is held no more, no longer counts."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak resident set, since 4.0
+
+
+def gpu_peak_bytes() -> int:
+    """What torch had reserved at most, and what the driver holds beside it; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    beside = total - free - torch.cuda.memory_reserved()
+    return torch.cuda.max_memory_reserved() + beside
+
+
+def host_peak_bytes() -> int:
+    """The peak resident set."""
+    return _status("VmHWM")
+
+
+def host_bytes() -> int:
+    """The resident set now."""
+    return _status("VmRSS")
+
+
+def machine_bytes() -> int:
+    """What all of the machine holds. The driver's own pinned memory is in no resident set."""
+    memory = psutil.virtual_memory()
+    return int(memory.total - memory.available)
+
+
+def _status(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"/proc/self/status has no {name}")
+    return int(found[1]) * 1024
