@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain_cli.pipeline.ops import Kind, Op, schedule_text
+from megatrain_cli.pipeline.hazards import add_waits
+from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Op, schedule_text
 from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
 from megatrain_cli.pipeline.verify import ScheduleError, check_schedule
 from tests.strategies import pipeline_shapes
@@ -83,6 +84,14 @@ def test_layers_still_on_the_device_at_the_turn_are_not_copied_again() -> None:
 def test_updates_come_in_the_order_in_which_layers_are_needed() -> None:
     ops = build_schedule(shape_of(3, 2, slots=2, slabs=2, kept=1))
     assert [op.layer for op in ops if op.kind is Kind.UPDATE] == [0, 1, 2, 3, 4]
+
+
+def test_an_update_that_needs_the_one_before_waits_for_it() -> None:
+    """The order of their lane is not enough; on any other lane it is."""
+    one, two = Buffer("weights", 0), Buffer("weights", 1)
+    for kind, waits in ((Kind.UPDATE, (Event("updated", one),)), (Kind.FORWARD, ())):
+        ops = add_waits([Op(kind, 0, writes=(one,)), Op(kind, 1, reads=(one,), writes=(two,))])
+        assert ops[1].waits == waits
 
 
 def test_with_one_slot_nothing_is_fetched_ahead() -> None:
