@@ -27,7 +27,7 @@ UNCLIPPED = ("optimizer.max_grad_norm=null",)
 def _small_tasks() -> Iterator[None]:
     """So that a tiny tile is work for several optimizer threads."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "TASK_ELEMENTS", 256)
+        patch.setattr(worker, "CHUNK_ELEMENTS", 256)
         yield
 
 
