@@ -167,7 +167,7 @@ class Bench:
         seconds = statistics.median(record.seconds for record in timed)
         # The kernel counts both a little late, each by itself (proc(5)).
         host_peak = max(host_peak_bytes(), resident)
-        bounds = getattr(plan, "bounds", None)
+        bounds = plan.bounds
         return Figures(
             parameters=self._shape.parameters,
             fresh=self._store is not before,
@@ -206,7 +206,6 @@ class Bench:
             "data": {
                 "train": "never-read.jsonl",
                 "max_length": variant.batch.length,
-                "packing": variant.packed is not None,
             },
             "train": {
                 "output_dir": "never-written",
@@ -216,7 +215,12 @@ class Bench:
             },
         }
         (folder / "config.yaml").write_text(json.dumps(config))
-        return load_config(folder / "config.yaml", variant.overrides)
+        loaded = load_config(folder / "config.yaml", variant.overrides)
+        if variant.packed is None:
+            return loaded
+        # Rows of our own making are packed; the config's own packing is another matter.
+        data = loaded.config.data.model_copy(update={"packing": True})
+        return replace(loaded, config=loaded.config.model_copy(update={"data": data}))
 
     @contextmanager
     def _engine(self, loaded: LoadedConfig) -> Iterator[Engine]:

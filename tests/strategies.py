@@ -22,4 +22,5 @@ def pipeline_shapes(draw: st.DrawFn) -> PipelineShape:
         offload=draw(st.booleans()),
         eager=num_slabs > 0 and draw(st.booleans()),
         tied=draw(st.booleans()),
+        lookup=draw(st.booleans()),
     )

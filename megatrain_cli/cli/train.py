@@ -1,6 +1,7 @@
 """`megatrain train`: run what a config file asks for."""
 
 import os
+from pathlib import Path
 
 from megatrain_cli.cli.options import ConfigFile, Overrides, read_config
 
@@ -16,6 +17,10 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
         # cores that belong to the optimizer here. Where torch computes on the CPU itself, spinning
         # makes steps shorter (docs/benchmarks.md, the demo on two cores).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # What torch.compile makes is kept for the next run; torch's own default is a temporary
+        # folder, which a restart of the machine empties.
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "megatrain" / "compiled"))
     from megatrain_cli.report.console import RunConsole
     from megatrain_cli.train.loop import train as run
 

@@ -1,6 +1,7 @@
 """From a model folder's config.json to a `Skeleton`. Reads no weights."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from megatrain_cli.model.ownership import Ownership, find_layers, find_owners, r
 from megatrain_cli.model.recorder import Tape
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
+from megatrain_cli.model.template import Prologue
 
 # The architectures whose logits, loss and gradients equal Hugging Face's own in the tests. The
 # only place of the program that names a family.
@@ -135,7 +137,7 @@ def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: st
         max_positions=getattr(config, "max_position_embeddings", None),
         num_heads=getattr(config, "num_attention_heads", 1),
     )
-    return Skeleton(
+    skeleton = Skeleton(
         spec=spec,
         layouts=tuple(make_layout(layer) for layer in spec.layers),
         model=model,
@@ -147,6 +149,26 @@ def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: st
         ignored_keys=(*sorted(model._keys_to_ignore_on_load_unexpected or ()), *_OLD_BUFFERS),
         dtype=dtype,
     )
+    return replace(skeleton, spec=replace(spec, lookup=is_lookup(skeleton)))
+
+
+def is_lookup(skeleton: Skeleton) -> bool:
+    """Whether the prologue's backward reads none of its weights; looks at one token's graph."""
+    prologue = Prologue(skeleton)
+    flat = torch.zeros(skeleton.layouts[0].numel, dtype=skeleton.dtype)  # untouched pages are free
+    start, end = flat.data_ptr(), flat.data_ptr() + flat.nbytes
+    saved: list[bool] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(start <= tensor.data_ptr() < end)
+        return tensor
+
+    with (
+        torch.random.fork_rng([]),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        prologue(prologue.leaves(flat), torch.zeros(1, 1, dtype=torch.int64))
+    return not any(saved)
 
 
 def _refuse_moving_rope(config: PreTrainedConfig) -> None:

@@ -56,6 +56,7 @@ class ModelSpec:
         tied: Names of parameters in `embed` that the head uses too (tied embeddings).
         has_dropout: Whether the config asks for dropout anywhere.
         num_heads: Attention heads of a layer, for memory estimates.
+        lookup: What comes before the decoder layers needs no weights in its backward.
         max_positions: Longest sequence that the model defines positions for; None if unbounded.
     """
 
@@ -67,6 +68,7 @@ class ModelSpec:
     has_dropout: bool
     max_positions: int | None
     num_heads: int = 1
+    lookup: bool = False
 
     @property
     def embed(self) -> LayerSpec:

@@ -1,7 +1,7 @@
 """What the compute lane does: one layer and one micro-batch at a time, on the current stream."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -115,7 +115,7 @@ class Compute:
 
     def forward(self, op: Op, step: StepInputs) -> None:
         """One layer; its graph is kept only if the plan keeps its activations."""
-        kept = op.layer in self._shape.kept
+        kept = not self._shape.recomputes(op.layer)
         with torch.set_grad_enabled(kept):
             source, leaves, result = self._apply(op, step, keep=kept)
         if kept:
@@ -181,6 +181,10 @@ class Compute:
         mb = _mb(op)
         flat = self._buffers.slot(op).require(op.layer)
         self._seed(op.layer, mb, step)
+        numel = self._buffers.layouts[op.layer].numel
+        handles: AbstractContextManager[None] = nullcontext()
+        if keep:
+            handles = saved_weights(flat[:numel], lambda: self._run_of(op.layer)[:numel])
         if op.layer == 0:
             leaves = self._prologue.leaves(flat)
             rows = step.batch[mb]
@@ -188,19 +192,15 @@ class Compute:
             if rows.documents is not None:
                 positions, starts = find_documents(rows.documents)
                 packed = PackedRows(self._upload(positions), self._upload(starts))
-            result, step.args[mb] = self._prologue(leaves, input_ids, packed)
+            with handles:
+                result, step.args[mb] = self._prologue(leaves, input_ids, packed)
             return None, leaves, result
         template = self._layers[op.layer - 1]
         leaves = template.leaves(flat)
         hidden = self._buffers.hidden[self._shape.input_of(op.layer, mb)]
         source = hidden.detach().requires_grad_()
         args = step.args[mb][op.layer - 1]
-        numel = self._buffers.layouts[op.layer].numel
-        with (
-            saved_weights(flat[:numel], lambda: self._run_of(op.layer)[:numel])
-            if keep
-            else nullcontext()
-        ):
+        with handles:
             return source, leaves, self._functions.layer(template, leaves, source, args)
 
     def _run_of(self, layer: int) -> torch.Tensor:

@@ -33,6 +33,7 @@ class PipelineShape:
         offload: Inputs of recomputed decoder layers wait in host memory for their backward.
         eager: Each layer is updated from its slab as soon as its gradient has landed.
         tied: The head also reads the embedding's weights.
+        lookup: The embedding's backward reads no weights: it is not streamed a second time.
     """
 
     num_layers: int
@@ -44,6 +45,7 @@ class PipelineShape:
     offload: bool = False
     eager: bool = False
     tied: bool = False
+    lookup: bool = False
 
     def __post_init__(self) -> None:
         """Refuse shapes no schedule exists for; the plan never makes one."""
@@ -63,9 +65,21 @@ class PipelineShape:
         """Layers in the order in which they compute: forward to the head, and back."""
         return (*range(self.num_layers), *range(self.num_layers - 2, -1, -1))
 
+    @property
+    def slot_visits(self) -> tuple[int, ...]:
+        """The visits that need the layer's weights on the device, a first part of `visits`."""
+        return self.visits[:-1] if self.lookup else self.visits
+
+    def recomputes(self, layer: int) -> bool:
+        """Whether a layer is computed again before its backward.
+
+        The embedding's graph is kept: it is a list of token ids, as a rule.
+        """
+        return 0 < layer < self.head and layer not in self.kept
+
     def input_of(self, layer: int, micro_batch: int) -> Buffer:
         """The device buffer that holds a layer's input."""
-        if self.offload and 1 <= layer < self.head and layer not in self.kept:
+        if self.offload and self.recomputes(layer):
             return Buffer("ring", layer % 2, micro_batch)
         return Buffer("input", layer, micro_batch)
 
@@ -98,8 +112,8 @@ class _Builder:
     def prefetch(self, done: int) -> None:
         """Stream in and fetch for coming visits, as far as memory freed by visit `done` allows."""
         shape = self.shape
-        while self.next_stream_in < len(shape.visits):
-            visit, layer = self.next_stream_in, shape.visits[self.next_stream_in]
+        while self.next_stream_in < len(shape.slot_visits):
+            visit, layer = self.next_stream_in, shape.slot_visits[self.next_stream_in]
             slot = self._slot_with(layer)
             if slot is None:
                 slot = self._slot_to_fill(done, visit)
@@ -118,7 +132,7 @@ class _Builder:
     def compute(self, visit: int, layer: int) -> None:
         """All micro-batches of one visit, and the way out of the gradient when it is complete."""
         shape = self.shape
-        slot = Buffer("slot", self.slot_of_visit[visit])
+        slots = [Buffer("slot", self.slot_of_visit[visit])] if visit in self.slot_of_visit else []
         backward = visit > shape.head
         target = Buffer("device_gradient", self.gradients_used % GRADIENT_BUFFERS)
         for mb in range(shape.num_micro_batches):
@@ -128,18 +142,23 @@ class _Builder:
             source = shape.input_of(layer, mb)
             if layer == shape.head:
                 self._emit(
-                    Kind.LOSS, layer, mb, last=last, reads=[slot, source], writes=[above, *gradient]
+                    Kind.LOSS,
+                    layer,
+                    mb,
+                    last=last,
+                    reads=[*slots, source],
+                    writes=[above, *gradient],
                 )
             elif backward:
-                reads = [slot, source]
-                if layer not in shape.kept:
+                reads = [*slots, source]
+                if shape.recomputes(layer):
                     self._emit(Kind.RECOMPUTE, layer, mb, reads=reads)
                 self._emit(
                     Kind.BACKWARD, layer, mb, last=last, reads=reads, writes=[above, *gradient]
                 )
             else:
                 result = shape.input_of(layer + 1, mb)
-                self._emit(Kind.FORWARD, layer, mb, reads=[slot, source], writes=[result])
+                self._emit(Kind.FORWARD, layer, mb, reads=[*slots, source], writes=[result])
                 self._offload(layer + 1, mb, result)
         if layer == shape.head or backward:
             self.gradients_used += 1
@@ -222,7 +241,7 @@ class _Builder:
         """A slot no coming visit is assigned to; of several, that needed again the latest."""
         shape = self.shape
         idle = [s for s in range(shape.num_slots) if self.slot_busy_until.get(s, -1) <= done]
-        rest = shape.visits[visit:]
+        rest = shape.slot_visits[visit:]
 
         def next_use(slot: int) -> int:
             held = self.slot_layer.get(slot)

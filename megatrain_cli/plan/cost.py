@@ -106,10 +106,10 @@ def weights_in(spec: ModelSpec, num_slots: int) -> int:
     """Parameters that are copied to the device in a step.
 
     Every layer's twice, for forward and for backward; those that are still in their slots at the
-    turn once. A tied head brings the embedding along.
+    turn once, and the embedding too where it is a mere lookup. A tied head brings it along.
     """
     turn = len(spec.layers) - num_slots
-    twice = sum(layer.numel for layer in spec.layers[: max(turn, 0)])
+    twice = sum(layer.numel for layer in spec.layers[spec.lookup : max(turn, 0)])
     return spec.num_parameters + twice + (spec.embed.numel if spec.tied else 0)
 
 

@@ -38,6 +38,7 @@ class Decisions:
         compiled: Layers and head are compiled; all rows of a run then have one length.
         head_chunk: Positions per chunk of the eager head.
         whole_chunk: Positions per chunk of the compiled head; 0 if nothing is compiled.
+        target_utilization: Share of the link's peak that copies of a pageable store must reach.
         deterministic: Kernels on the device must repeat bit for bit; those of a CPU do anyway.
     """
 
@@ -59,6 +60,7 @@ class Decisions:
     head_chunk: int
     whole_chunk: int
     threads: int
+    target_utilization: float
     deterministic: bool
 
 
@@ -124,7 +126,7 @@ def decide(
     threads = config.optimizer.threads
     return Decisions(
         dtype=config.model.dtype,
-        attention="sdpa" if config.model.attention == "auto" else config.model.attention,
+        attention=attention_of(config),
         tile_format=TileFormat(config.model.dtype, config.optimizer.master, not eager),
         eager=eager,
         pin_store=pin,
@@ -141,8 +143,16 @@ def decide(
         head_chunk=max(64, chunk // 64 * 64),
         whole_chunk=max(64, whole // 64 * 64) if compiled else 0,
         threads=max(1, machine.num_cores - spare) if threads == "auto" else threads,
+        target_utilization=config.pipeline.target_pcie_utilization,
         deterministic=machine.has_cuda and config.train.deterministic,
     )
+
+
+def attention_of(config: TrainConfig) -> str:
+    """`sdpa`, `eager`, or `packed` where rows hold several documents."""
+    if config.data.packing:
+        return "packed"
+    return "sdpa" if config.model.attention == "auto" else config.model.attention
 
 
 def can_be_compiled(spec: ModelSpec, machine: MachineSpec) -> bool:

@@ -26,6 +26,7 @@ class RunPlan:
         lines: The bill, by owner.
         layer_numels: Elements of each layer's run, in order.
         tied: Whether the head shares the embedding's weights.
+        lookup: Whether the embedding's backward reads no weights.
         known: What it was made with beside config, model and machine.
         shortfalls: One line for each place where the bill exceeds what there is; empty if it fits.
         bounds: How short a step can be; None on a machine that was not measured.
@@ -35,6 +36,7 @@ class RunPlan:
     machine: MachineSpec
     layer_numels: tuple[int, ...]
     tied: bool
+    lookup: bool
     lines: tuple[PlanLine, ...]
     shortfalls: tuple[str, ...]
     summary: tuple[tuple[str, str], ...]
@@ -123,6 +125,7 @@ def make_plan(
         machine,
         tuple(layout.numel for layout in layouts),
         bool(spec.tied),
+        spec.lookup,
         lines,
         tuple(shortfalls),
         (*_summary(config, spec, decisions, machine), *_speed(config, machine, bounds)),

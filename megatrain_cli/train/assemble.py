@@ -1,5 +1,6 @@
 """A config becomes live objects, in order; the only place that constructs them."""
 
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,20 +17,21 @@ from megatrain_cli.model.functions import Functions
 from megatrain_cli.model.initial import RandomLayers
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head, LayerTemplate, Prologue
+from megatrain_cli.optim.crew import optimizer_cores
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.pipeline.buffers import Buffers
 from megatrain_cli.pipeline.compute import Compute
 from megatrain_cli.pipeline.copying import COPY_THREADS, CopyPool
 from megatrain_cli.pipeline.cuda_lanes import CudaLanes
 from megatrain_cli.pipeline.executor import Executor
-from megatrain_cli.pipeline.gateway import Gateway
+from megatrain_cli.pipeline.gateway import CHUNK_BYTES, Gateway
 from megatrain_cli.pipeline.lanes import InlineLanes, Lanes
 from megatrain_cli.pipeline.moves import Moves
 from megatrain_cli.pipeline.ops import Op
 from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
 from megatrain_cli.pipeline.slabs import SlabPool
 from megatrain_cli.pipeline.verify import check_schedule
-from megatrain_cli.plan.decide import Decisions, can_be_compiled
+from megatrain_cli.plan.decide import Decisions, attention_of, can_be_compiled
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.probe.machine import probe_machine, with_rates
@@ -124,7 +126,9 @@ def assemble(
         stack.callback(lanes.close)
         executor = build_executor(skeleton, plan, store, lanes, functions)
         stack.callback(executor.close)
-        updater = TileUpdater(plan.decisions.threads, fmt=plan.decisions.tile_format)
+        d = plan.decisions
+        cores = _optimizer_cores(d.threads) if device.type == "cuda" else None
+        updater = TileUpdater(d.threads, fmt=d.tile_format, cores=cores)
         stack.pop_all()
     return Engine(plan, skeleton, store, executor, lanes, updater, functions)
 
@@ -148,6 +152,8 @@ def build_executor(
     check_schedule(ops, shape)
     skeleton.move_buffers(device)
     on_gpu = device.type == "cuda"
+    rates = plan.machine.rates
+    chunk_bytes = (rates and rates.burst_bytes(d.target_utilization)) or CHUNK_BYTES
     largest = max(layout.numel for layout in skeleton.layouts)
     max_elements = d.micro_batch_size * d.max_length * spec.hidden_size
     with ExitStack() as stack:  # what is page-locked is unlocked if a later part finds no room
@@ -157,7 +163,7 @@ def build_executor(
         stack.callback(pool.close)
         gateway, slabs = None, None
         if on_gpu and not d.pin_store:
-            gateway = Gateway(largest * dtype.itemsize, pool)
+            gateway = Gateway(largest * dtype.itemsize, pool, chunk_bytes=chunk_bytes)
             stack.callback(gateway.close)
         if d.num_slabs:
             slabs = SlabPool(d.num_slabs, d.slab_numel, dtype, pin=on_gpu)
@@ -205,8 +211,8 @@ def check_examples(examples: Examples, skeleton: Skeleton, folder: Path) -> None
 
 
 def _discover(config: TrainConfig) -> Skeleton:
-    attention = "sdpa" if config.model.attention == "auto" else config.model.attention
     dtype = DTYPES[config.model.dtype]
+    attention = attention_of(config)
     return discover(Path(config.model.path), dtype=dtype, attention=attention)
 
 
@@ -244,6 +250,13 @@ def _pin(
     return plan
 
 
+def _optimizer_cores(threads: int) -> tuple[int, ...] | None:
+    """Where the optimizer's threads may run beside a GPU; None where that cannot be said."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    return optimizer_cores(os.sched_getaffinity(0), threads)
+
+
 def _fill(config: TrainConfig, skeleton: Skeleton, store: MasterStore, threads: int) -> None:
     if config.model.init == "random":
         fill_random(store, RandomLayers(skeleton, config.train.seed).read, threads)
@@ -272,4 +285,5 @@ def _shape(plan: RunPlan) -> PipelineShape:
         offload=d.offload,
         eager=d.eager,
         tied=plan.tied,
+        lookup=plan.lookup,
     )

@@ -118,8 +118,8 @@ stream_in  stream_in  layer 0            waits buffer_free[slot 0] -> weights_re
 compute    recompute  layer 1 mb 0
 compute    backward   layer 1 mb 0       -> backward_done[device_gradient 1]
 stream_out stream_out layer 1            waits backward_done[device_gradient 1]
-compute    recompute  layer 0 mb 0       waits weights_ready[slot 0]
-compute    backward   layer 0 mb 0       waits grads_out[device_gradient 0] \
+compute    backward   layer 0 mb 0       waits weights_ready[slot 0], \
+grads_out[device_gradient 0] \
 -> backward_done[device_gradient 0]
 stream_out stream_out layer 0            waits backward_done[device_gradient 0] \
 -> grads_out[totals 0]

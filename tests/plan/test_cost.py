@@ -83,11 +83,11 @@ def test_a_kept_layer_is_not_computed_again(layers: int, kept: int, tied: bool) 
     assert compute(0) == pytest.approx((8 * body + 6 * head) * tokens / 600e12, rel=0.01)
 
 
-@given(st.integers(1, 6), st.integers(1, 8), st.booleans())
+@given(st.integers(1, 6), st.integers(1, 8), st.booleans(), st.booleans())
 def test_the_weights_that_cross_the_link_are_those_of_the_schedule(
-    layers: int, slots: int, tied: bool
+    layers: int, slots: int, tied: bool, lookup: bool
 ) -> None:
-    spec = make_spec(layers=layers, tied=tied)
+    spec = replace(make_spec(layers=layers, tied=tied), lookup=lookup)
     shape = PipelineShape(
         num_layers=layers + 2,
         num_micro_batches=2,
@@ -98,6 +98,7 @@ def test_the_weights_that_cross_the_link_are_those_of_the_schedule(
         offload=False,
         eager=False,
         tied=tied,
+        lookup=lookup,
     )
     streamed = [op.layer for op in build_schedule(shape) if op.kind is Kind.STREAM_IN]
     moved = sum(spec.layers[layer].numel for layer in streamed)
