@@ -68,7 +68,7 @@ def breakdown(spans: Iterable[Span], start: float, end: float) -> Breakdown:
     arriving, departing = Times.of(coming) & step, Times.of(leaving) & step
     moving = arriving | departing
     updating = Times.of(s for s in ops if s.lane is Lane.UPDATE) & step
-    switches = _switches(compute, start)
+    switches = _switches([s for s in compute if s.layer >= 0], start)
     gaps = sorted(1e6 * (first.start - before) for before, first in switches[1:])
     waits = [_arrival(coming, first) - before for before, first in switches]
     return Breakdown(

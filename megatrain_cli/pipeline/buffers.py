@@ -17,11 +17,11 @@ class Buffers:
     Attributes:
         layouts: Of all layers, in order.
         dtype: Of weights, gradients and hidden states.
-        slots: Staging buffers, each as large as the largest layer (a tied head brings the
-            embedding's run along, behind its own).
+        slots: Staging buffers: those of decoder layers, each as large as the largest of them, then
+            those of embedding and head.
         hidden: Layer inputs and output gradients.
         totals: FP64 on the device: each layer's squared gradient norm, then the loss.
-        host_totals: The same on the host, as far as it has arrived.
+        host_totals: The same on the host, of the step that was reported last.
     """
 
     def __init__(
@@ -35,8 +35,12 @@ class Buffers:
     ) -> None:
         self.layouts, self.dtype = layouts, dtype
         self._shape = shape
-        numel = max(self.slot_numel(layer) for layer in range(shape.num_layers))
-        self.slots = [StagingBuffer(numel, dtype, device) for _ in range(shape.num_slots)]
+        sizes = [max(layout.numel for layout in layouts[1:-1])] * shape.num_slots
+        sizes += [0] * shape.num_end_slots
+        for layer in (0, shape.head):
+            slot = shape.end_slot(layer)
+            sizes[slot] = max(sizes[slot], layouts[layer].numel)
+        self.slots = [StagingBuffer(numel, dtype, device) for numel in sizes]
         largest = max(layout.numel for layout in layouts)
         self._gradients = [
             torch.zeros(largest, dtype=dtype, device=device) for _ in range(GRADIENT_BUFFERS)
@@ -47,14 +51,6 @@ class Buffers:
             self.host_totals = self.host_totals.pin_memory()
         # Last, since it page-locks memory: nothing may fail between that and `close`.
         self.hidden = HiddenBuffers(ops, max_elements, dtype, device)
-
-    def borrows(self, layer: int) -> bool:
-        """Whether a layer computes with the embedding's weights too."""
-        return layer == self._shape.head and self._shape.tied
-
-    def slot_numel(self, layer: int) -> int:
-        """Elements that a layer needs in a slot."""
-        return self.layouts[layer].numel + (self.layouts[0].numel if self.borrows(layer) else 0)
 
     def slot(self, op: Op) -> StagingBuffer:
         """The slot that an op reads or fills."""

@@ -105,7 +105,6 @@ class Compute:
         self._prologue, self._layers, self._head = prologue, layers, head
         self._functions, self._head_chunk = functions, head_chunk
         self._whole = functions.whole_chunks(whole_chunk)
-        self._tied_at = buffers.layouts[-1].numel  # the embedding's place in the head's slot
         names = [entry.param.name for entry in buffers.layouts[0].entries]
         places = [names.index(name) for name in tied]
         self._collector = GradientCollector(
@@ -131,6 +130,9 @@ class Compute:
         """The head: logits, loss and their backward over supervised positions."""
         mb, hidden = _mb(op), self._buffers.hidden
         flat = self._buffers.slot(op).require(op.layer)
+        embedding = flat[:0]
+        if self._shape.tied:
+            embedding = self._buffers.slots[self._shape.end_slot(0)].require(0)
         total = self._buffers.totals[self._shape.num_layers]
         if mb == 0:
             self._collector.start_head()
@@ -141,7 +143,7 @@ class Compute:
         loss, gradient = chunked_loss(
             self._functions.chunk_loss,
             self._head.leaves(flat),
-            self._head.tied_leaves(flat[self._tied_at :]),
+            self._head.tied_leaves(embedding),
             source.index_select(0, positions),
             targets,
             scale=step.scale,
@@ -155,6 +157,10 @@ class Compute:
         out.index_copy_(0, positions, gradient)
         if op.last:
             self._finish_gradient(op, [])
+
+    def report(self) -> None:
+        """Send the step's loss and norms to the host."""
+        self._buffers.host_totals.copy_(self._buffers.totals, non_blocking=True)
 
     def backward(self, op: Op, step: StepInputs) -> None:
         """Through one layer's graph; the output gradient becomes that of the layer below."""

@@ -92,6 +92,7 @@ class Executor:
             Kind.LOSS: lambda op, step, host: compute.loss(op, step),
             Kind.RECOMPUTE: lambda op, step, host: compute.recompute(op, step),
             Kind.BACKWARD: lambda op, step, host: compute.backward(op, step),
+            Kind.REPORT: lambda op, step, host: compute.report(),
             Kind.STREAM_OUT: lambda op, step, host: moves.stream_out(op),
             Kind.ACCUMULATE: lambda op, step, host: moves.accumulate(op),
             Kind.OFFLOAD: lambda op, step, host: buffers.hidden.move(op, self._shape(op, step)),
@@ -176,8 +177,8 @@ class Executor:
         host.clip(loss, squared_norms)
 
     def _update(self, op: Op, host: HostWork) -> Pending | None:
-        gradient, start = self._moves.landed(op)
-        return host.update(op.layer, gradient, start, float(self._buffers.host_totals[op.layer]))
+        gradient, start, squared_norm = self._moves.landed(op)
+        return host.update(op.layer, gradient, start, squared_norm)
 
     def _shape(self, op: Op, step: StepInputs) -> tuple[int, ...]:
         """`(B, T, D)` of the op's micro-batch."""

@@ -33,32 +33,27 @@ class Moves:
         self._gateway, self._slabs, self._pool = gateway, slabs, pool
 
     def stream_in(self, op: Op) -> None:
-        """Start copying a layer's weights into a slot; a tied head brings the embedding's."""
+        """Start copying a layer's weights into a slot."""
         slot = self._buffers.slot(op)
         slot.layer = op.layer
-        layers = [op.layer, 0] if self._buffers.borrows(op.layer) else [op.layer]
-        start = 0
-        for layer in layers:
-            source = self._store.tiles[layer].weights
-            target = slot.flat[start : start + source.numel()]
-            if self._gateway is None:
-                target.copy_(source, non_blocking=True)
-            else:
-                self._gateway.copy(source, target)
-            start += source.numel()
+        source = self._store.tiles[op.layer].weights
+        target = slot.flat[: source.numel()]
+        if self._gateway is None:
+            target.copy_(source, non_blocking=True)
+        else:
+            self._gateway.copy(source, target)
 
     def stream_out(self, op: Op) -> None:
-        """Start copying a gradient, or a piece of it, to the host, with its squared norm."""
+        """Start copying a gradient, or a piece of it with its layer's norm, to the host."""
         source = self._buffers.gradient(op)
         if self._slabs is None:
-            target = self._tile_gradient(op)
-        else:
-            start, end = self._range(op)
-            source, target = source[start:end], self._slab(op)
-        target.copy_(source, non_blocking=True)
-        self._send_total(op.layer)
-        if op.layer == self._shape.head:
-            self._send_total(self._shape.num_layers)
+            self._tile_gradient(op).copy_(source, non_blocking=True)
+            return
+        start, end = self._range(op)
+        self._slab(op).copy_(source[start:end], non_blocking=True)
+        if self._shape.eager:  # updated before the whole step is reported
+            total = self._buffers.totals[op.layer : op.layer + 1]
+            self._norm(op).copy_(total, non_blocking=True)
 
     def accumulate(self, op: Op) -> None:
         """Move a piece from its slab into the tile's gradient; every piece comes once a step."""
@@ -67,20 +62,22 @@ class Moves:
 
     def num_bytes(self, op: Op) -> int:
         """What a `STREAM_IN` or `STREAM_OUT` moves over the link."""
-        if op.kind is Kind.STREAM_IN:
-            numel = self._buffers.slot_numel(op.layer)
-        elif self._slabs is None:
+        if op.kind is Kind.STREAM_IN or self._slabs is None:
             numel = self._buffers.layouts[op.layer].numel
         else:
             start, end = self._range(op)
             numel = end - start
         return numel * self._buffers.dtype.itemsize
 
-    def landed(self, op: Op) -> tuple[torch.Tensor, int]:
-        """What an update works on: a gradient on the host, and the element where it starts."""
+    def landed(self, op: Op) -> tuple[torch.Tensor, int, float]:
+        """What an update works on, on the host.
+
+        Returns:
+            A gradient; the element where it starts; the squared norm of its whole layer.
+        """
         if self._slabs is None or op.piece is None:
-            return self._tile_gradient(op), 0
-        return self._slab(op), self._range(op)[0]
+            return self._tile_gradient(op), 0, float(self._buffers.host_totals[op.layer])
+        return self._slab(op), self._range(op)[0], float(self._norm(op))
 
     def close(self) -> None:
         """End threads, then release host memory."""
@@ -99,10 +96,12 @@ class Moves:
         start, end = self._range(op)
         return self._slabs[op.buffer("slab").number][: end - start]
 
+    def _norm(self, op: Op) -> torch.Tensor:
+        """The norm beside the slab that an op touches."""
+        assert self._slabs is not None
+        number = op.buffer("slab").number
+        return self._slabs.norms[number : number + 1]
+
     def _range(self, op: Op) -> tuple[int, int]:
         assert self._slabs is not None
         return piece_range(self._buffers.layouts[op.layer].numel, op.piece, self._slabs.numel)
-
-    def _send_total(self, index: int) -> None:
-        here, there = self._buffers.totals, self._buffers.host_totals
-        there[index : index + 1].copy_(here[index : index + 1], non_blocking=True)

@@ -39,6 +39,7 @@ class Kind(StrEnum):
     BACKWARD = "backward"  # one layer, one micro-batch
     STREAM_OUT = "stream_out"  # gradient buffer -> slab, or straight into the tile
     ACCUMULATE = "accumulate"  # slab -> the tile's gradient
+    REPORT = "report"  # the step's loss and norm partials, device -> host
     OFFLOAD = "offload"  # a layer's input, device -> host
     FETCH = "fetch"  # a layer's input, host -> device
     CLIP = "clip"  # loss and global norm are on the host: check them, find the coefficient
@@ -52,6 +53,7 @@ LANE_OF = {
     Kind.LOSS: Lane.COMPUTE,
     Kind.RECOMPUTE: Lane.COMPUTE,
     Kind.BACKWARD: Lane.COMPUTE,
+    Kind.REPORT: Lane.COMPUTE,
     Kind.STREAM_OUT: Lane.STREAM_OUT,
     Kind.OFFLOAD: Lane.STREAM_OUT,
     Kind.ACCUMULATE: Lane.HOST,
@@ -65,10 +67,10 @@ class Buffer(NamedTuple):
 
     Kinds: `weights` and `gradient` are a tile's, by layer, and the weights of eager updates by
     layer and piece; `slot` a device staging buffer; `device_gradient` a device buffer that holds
-    one layer's gradient; `slab` pinned host room; `input` a layer's input, kept in a buffer of its
-    own; `ring` one of two input buffers that offloaded layers share; `host_input` an offloaded
-    input; `output_gradient` dL/d(output); `totals` the step's loss and norm partials on the host;
-    `coefficient` the clip coefficient.
+    one layer's gradient; `slab` pinned host room for a piece and its layer's norm; `input` a
+    layer's input, kept in a buffer of its own; `ring` one of two input buffers that offloaded
+    layers share; `host_input` an offloaded input; `output_gradient` dL/d(output); `totals` the
+    step's loss and norm partials on the host; `coefficient` the clip coefficient.
 
     Attributes:
         part: Micro-batch or piece, where there is one buffer of each.
@@ -97,7 +99,7 @@ class Op:
     """One piece of work.
 
     Attributes:
-        layer: Index into the model's layers; -1 for `CLIP`.
+        layer: Index into the model's layers; -1 for `REPORT` and `CLIP`.
         micro_batch: None for work done once a layer.
         piece: Which slab-sized piece of the layer's run; None where the run is moved whole.
         last: Whether this is the layer's last micro-batch: its gradient is then complete.
@@ -119,7 +121,7 @@ class Op:
         return LANE_OF[self.kind]
 
     def buffer(self, kind: str) -> Buffer:
-        """The one buffer of that kind that the op touches."""
+        """The buffer of that kind that the op touches; of several, its own layer's."""
         return next(b for b in (*self.writes, *self.reads) if b.kind == kind)
 
     def touches(self, kind: str) -> bool:

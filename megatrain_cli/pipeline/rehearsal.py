@@ -53,7 +53,8 @@ class _Stage:
     ) -> None:
         d = decisions
         self._skeleton, self._functions, self._d, self._device = skeleton, functions, d, device
-        self._flat = torch.zeros(d.slot_numel, dtype=skeleton.dtype, device=device)
+        numel = max(layout.numel for layout in skeleton.layouts)
+        self._flat = torch.zeros(numel, dtype=skeleton.dtype, device=device)
         prologue = Prologue(skeleton)
         rows, length = d.micro_batch_size, d.max_length
         ids = torch.zeros(rows, length, dtype=torch.int64, device=device)
@@ -84,9 +85,8 @@ class _Stage:
     def head_peak(self) -> int:
         """Peak bytes of the head, with a whole chunk and with a rest of any size."""
         head = Head(self._skeleton)
-        layouts = self._skeleton.layouts
-        flat, embed = self._flat[: layouts[-1].numel], self._flat[-layouts[0].numel :]
-        leaves, tied = head.leaves(flat), head.tied_leaves(embed)
+        # Zeros for both: whether they share memory changes no size.
+        leaves, tied = head.leaves(self._flat), head.tied_leaves(self._flat)
         sums = [torch.zeros(x.shape, device=self._device) for x in (*leaves, *tied)]
         whole = self._functions.whole_chunks(self._d.whole_chunk)
         count = whole.size + (whole.size - 1) // 2 if whole else self._d.head_chunk

@@ -25,15 +25,15 @@ class PipelineShape:
 
     Attributes:
         num_layers: Layers of the sequence, embedding and head included; at least 2.
-        num_slots: Device staging buffers, at least 1.
+        num_slots: Device staging buffers that decoder layers take turns in, at least 1.
         num_slabs: Pinned gradient slabs; 0 lets gradients land straight in their tiles, which
             needs the tiles to be reachable by the link and deferred updates.
         pieces: Slab-sized pieces of each layer's run; all 1 without slabs.
         kept: Decoder layers whose activations are kept from forward to backward.
         offload: Inputs of recomputed decoder layers wait in host memory for their backward.
         eager: Each layer is updated from its slab as soon as its gradient has landed.
-        tied: The head also reads the embedding's weights.
-        lookup: The embedding's backward reads no weights: it is not streamed a second time.
+        tied: The head also reads the embedding's weights, which stay on the device until then.
+        lookup: The embedding's backward reads no weights: they are not needed a second time.
     """
 
     num_layers: int
@@ -66,9 +66,39 @@ class PipelineShape:
         return (*range(self.num_layers), *range(self.num_layers - 2, -1, -1))
 
     @property
-    def slot_visits(self) -> tuple[int, ...]:
-        """The visits that need the layer's weights on the device, a first part of `visits`."""
-        return self.visits[:-1] if self.lookup else self.visits
+    def arrivals(self) -> tuple[int, ...]:
+        """The visits that need weights on the device, in the order in which these are streamed in.
+
+        The head's come before the last decoder layer's: they have a slot to themselves, and are
+        there when that layer, whose update ends last, has been computed.
+        """
+        last = self.head - 1
+        order = [*range(last), self.head, last, *range(self.head + 1, len(self.visits))]
+        return tuple(order[:-1] if self.lookup else order)
+
+    @property
+    def updates(self) -> tuple[int, ...]:
+        """Layers in the order of their deferred updates: as they are streamed in, but for one.
+
+        The embedding's gradient is the last to leave the device; the first decoder layer is updated
+        meanwhile.
+        """
+        order = [self.visits[visit] for visit in self.arrivals[: self.num_layers]]
+        if order[1] != self.head:
+            order[:2] = order[1::-1]
+        return tuple(order)
+
+    @property
+    def num_end_slots(self) -> int:
+        """Slots behind the `num_slots` of decoder layers: see `end_slot`."""
+        return 2 if self.tied else 1
+
+    def end_slot(self, layer: int) -> int:
+        """The slot of the embedding or the head.
+
+        They take turns in one; but a tied embedding stays, and its head has a second one.
+        """
+        return self.num_slots + (1 if self.tied and layer == self.head else 0)
 
     def recomputes(self, layer: int) -> bool:
         """Whether a layer is computed again before its backward.
@@ -104,7 +134,7 @@ class _Builder:
     slot_layer: dict[int, int] = field(default_factory=dict)
     slot_busy_until: dict[int, int] = field(default_factory=dict)
     ring_layer: dict[int, int] = field(default_factory=dict)
-    next_stream_in: int = 0
+    num_arrived: int = 0
     next_fetch: int = 0
     slabs_used: int = 0
     gradients_used: int = 0
@@ -112,21 +142,19 @@ class _Builder:
     def prefetch(self, done: int) -> None:
         """Stream in and fetch for coming visits, as far as memory freed by visit `done` allows."""
         shape = self.shape
-        while self.next_stream_in < len(shape.slot_visits):
-            visit, layer = self.next_stream_in, shape.slot_visits[self.next_stream_in]
+        for visit in shape.arrivals[self.num_arrived :]:
+            layer = shape.visits[visit]
             slot = self._slot_with(layer)
             if slot is None:
                 slot = self._slot_to_fill(done, visit)
                 if slot is None:
                     break
-                reads = self._weights(layer)
-                if layer == shape.head and shape.tied:
-                    reads += self._weights(0)
-                self._emit(Kind.STREAM_IN, layer, reads=reads, writes=[Buffer("slot", slot)])
+                reads, writes = self._weights(layer), [Buffer("slot", slot)]
+                self._emit(Kind.STREAM_IN, layer, reads=reads, writes=writes)
                 self.slot_layer[slot] = layer
             self.slot_of_visit[visit] = slot
             self.slot_busy_until[slot] = visit
-            self.next_stream_in += 1
+            self.num_arrived += 1
         self._fetch_inputs(done)
 
     def compute(self, visit: int, layer: int) -> None:
@@ -141,14 +169,10 @@ class _Builder:
             above = Buffer("output_gradient", 0, mb)
             source = shape.input_of(layer, mb)
             if layer == shape.head:
-                self._emit(
-                    Kind.LOSS,
-                    layer,
-                    mb,
-                    last=last,
-                    reads=[*slots, source],
-                    writes=[above, *gradient],
-                )
+                reads = [*slots, source]
+                if shape.tied:
+                    reads.append(Buffer("slot", shape.end_slot(0)))
+                self._emit(Kind.LOSS, layer, mb, last=last, reads=reads, writes=[above, *gradient])
             elif backward:
                 reads = [*slots, source]
                 if shape.recomputes(layer):
@@ -165,35 +189,33 @@ class _Builder:
             self._stream_out(layer, target)
 
     def finish(self) -> None:
-        """Global norm, then (deferred) the updates in the order in which layers are needed."""
+        """Global norm, then (deferred) the updates."""
         shape = self.shape
-        reads = [Buffer("totals")]
+        totals, coefficient = Buffer("totals"), Buffer("coefficient")
+        self._emit(Kind.REPORT, -1, reads=[], writes=[totals])
+        reads = [totals]
         if shape.eager:  # a step that is refused says which layers it had changed by then
-            reads += [
-                weights for layer in range(shape.num_layers) for weights in self._weights(layer)
-            ]
-        self._emit(Kind.CLIP, -1, reads=reads, writes=[Buffer("coefficient")])
-        if not shape.eager:
             for layer in range(shape.num_layers):
+                reads += self._weights(layer)
+        self._emit(Kind.CLIP, -1, reads=reads, writes=[coefficient])
+        if not shape.eager:
+            for layer in shape.updates:
                 self._emit(
                     Kind.UPDATE,
                     layer,
-                    reads=[Buffer("gradient", layer), Buffer("coefficient")],
+                    reads=[Buffer("gradient", layer), totals, coefficient],
                     writes=[Buffer("weights", layer)],
                 )
 
     def _stream_out(self, layer: int, source: Buffer) -> None:
         shape = self.shape
         if not shape.num_slabs:
-            out = [Buffer("gradient", layer), Buffer("totals")]
-            self._emit(Kind.STREAM_OUT, layer, reads=[source], writes=out)
+            self._emit(Kind.STREAM_OUT, layer, reads=[source], writes=[Buffer("gradient", layer)])
             return
         for piece in range(shape.pieces[layer]):
             slab = Buffer("slab", self.slabs_used % shape.num_slabs)
             self.slabs_used += 1
-            self._emit(
-                Kind.STREAM_OUT, layer, piece=piece, reads=[source], writes=[slab, Buffer("totals")]
-            )
+            self._emit(Kind.STREAM_OUT, layer, piece=piece, reads=[source], writes=[slab])
             kind, result = Kind.ACCUMULATE, Buffer("gradient", layer)
             if shape.eager:
                 kind, result = Kind.UPDATE, Buffer("weights", layer, piece)
@@ -240,8 +262,12 @@ class _Builder:
     def _slot_to_fill(self, done: int, visit: int) -> int | None:
         """A slot no coming visit is assigned to; of several, that needed again the latest."""
         shape = self.shape
-        idle = [s for s in range(shape.num_slots) if self.slot_busy_until.get(s, -1) <= done]
-        rest = shape.slot_visits[visit:]
+        layer = shape.visits[visit]
+        mine = range(shape.num_slots)
+        if not 0 < layer < shape.head:
+            mine = range(shape.end_slot(layer), shape.end_slot(layer) + 1)
+        idle = [s for s in mine if self.slot_busy_until.get(s, -1) <= done]
+        rest = [shape.visits[v] for v in shape.arrivals[self.num_arrived :]]
 
         def next_use(slot: int) -> int:
             held = self.slot_layer.get(slot)

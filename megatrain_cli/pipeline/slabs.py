@@ -6,13 +6,15 @@ head) leaves in pieces of that size, so one huge layer does not multiply the pin
 
 import torch
 
-from megatrain_cli.plan.tiles import PAGE_BYTES
+from megatrain_cli.plan.tiles import slab_bytes
 from megatrain_cli.store.arena import Arena
-from megatrain_cli.units import round_up
 
 
 class SlabPool:
     """K slabs of `numel` elements each; `pin` page-locks them for the link.
+
+    Attributes:
+        norms: FP64, the squared norm that belongs to what each slab holds.
 
     Raises:
         DeviceError: The driver refused to page-lock one of them; none is locked.
@@ -20,11 +22,12 @@ class SlabPool:
 
     def __init__(self, count: int, numel: int, dtype: torch.dtype, *, pin: bool) -> None:
         num_bytes = numel * dtype.itemsize
-        self._arena = Arena(count * round_up(num_bytes, PAGE_BYTES))
+        self._arena = Arena(slab_bytes(count, num_bytes))
         self._slabs = [self._arena.take(num_bytes).view(dtype) for _ in range(count)]
+        self.norms = self._arena.take(count * 8).view(torch.float64)
         self.numel = numel
         if pin:
-            for slab in self._slabs:
+            for slab in (*self._slabs, self.norms):
                 self._arena.register(slab, "gradient slabs", "set a lower `pipeline.grad_slabs`")
 
     def __getitem__(self, index: int) -> torch.Tensor:

@@ -68,6 +68,7 @@ def _check_races(ops: Sequence[Op]) -> None:
 def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
     """Every op finds in each buffer what it needs: the right layer, micro-batch and piece."""
     holds: dict[Buffer, object] = {}
+    complete: set[int] = set()
 
     def expect(op: Op, buffer: Buffer, content: object) -> None:
         if holds.get(buffer) != content:
@@ -86,8 +87,6 @@ def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
             case Kind.STREAM_IN:
                 holds[op.buffer("slot")] = op.layer
                 wanted = _weights(op.layer, shape)
-                if op.layer == shape.head and shape.tied:
-                    wanted |= _weights(0, shape)
                 if set(op.reads) != wanted:
                     raise ScheduleError(f"{_name(op)} reads {op.reads}, not {wanted}")
             case Kind.FORWARD:
@@ -99,6 +98,11 @@ def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
                 expect(op, op.reads[0], ("input", op.layer, mb))
                 holds[op.writes[0]] = ("input", op.layer, mb)
             case Kind.LOSS:
+                if shape.tied:
+                    embedding = Buffer("slot", shape.end_slot(0))
+                    expect(op, embedding, 0)
+                    if embedding not in op.reads:
+                        raise ScheduleError(f"{_name(op)} does not read {embedding}")
                 holds[Buffer("output_gradient", 0, mb)] = op.layer
             case Kind.BACKWARD:
                 expect(op, Buffer("output_gradient", 0, mb), op.layer + 1)
@@ -115,9 +119,16 @@ def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
                 written = Buffer("weights", op.layer, op.piece or 0)
                 if op.writes != (written,):
                     raise ScheduleError(f"{_name(op)} writes {op.writes}, not {written}")
-            case Kind.RECOMPUTE | Kind.CLIP:
+            case Kind.REPORT:
+                if len(complete) != shape.num_layers:
+                    raise ScheduleError(f"{_name(op)} comes before gradients are complete")
+                holds[op.buffer("totals")] = "all"
+            case Kind.CLIP:
+                expect(op, op.buffer("totals"), "all")
+            case Kind.RECOMPUTE:
                 pass  # leaves nothing that another op looks for in a buffer
         if op.last:
+            complete.add(op.layer)
             holds[op.buffer("device_gradient")] = ("gradient", op.layer)
 
 
@@ -136,7 +147,7 @@ def _check_counts(ops: Sequence[Op], shape: PipelineShape) -> None:
         ]
         + [(Kind.BACKWARD, i, mb, None) for i in body for mb in micro_batches]
         + [(Kind.LOSS, shape.head, mb, None) for mb in micro_batches]
-        + [(Kind.CLIP, -1, None, None)]
+        + [(Kind.REPORT, -1, None, None), (Kind.CLIP, -1, None, None)]
     )
     pieces: list[tuple[int, int | None]] = [
         (i, p) for i in layers for p in (range(shape.pieces[i]) if shape.num_slabs else [None])

@@ -105,12 +105,14 @@ def step_bounds(spec: ModelSpec, decisions: Decisions, machine: MachineSpec) -> 
 def weights_in(spec: ModelSpec, num_slots: int) -> int:
     """Parameters that are copied to the device in a step.
 
-    Every layer's twice, for forward and for backward; those that are still in their slots at the
-    turn once, and the embedding too where it is a mere lookup. A tied head brings it along.
+    Every decoder layer's twice, for forward and for backward; those that are still in their slots
+    at the turn once. The head's once. The embedding's once where they stay (a tied head reads them
+    too) or where its backward needs none; else twice.
     """
-    turn = len(spec.layers) - num_slots
-    twice = sum(layer.numel for layer in spec.layers[spec.lookup : max(turn, 0)])
-    return spec.num_parameters + twice + (spec.embed.numel if spec.tied else 0)
+    body = spec.decoder_layers
+    twice = sum(layer.numel for layer in body[: max(len(body) - num_slots, 0)])
+    again = 0 if spec.tied or spec.lookup else spec.embed.numel
+    return spec.num_parameters + twice + again
 
 
 def _link_seconds(spec: ModelSpec, decisions: Decisions, rates: MachineRates) -> float | None:

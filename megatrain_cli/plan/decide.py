@@ -31,8 +31,9 @@ class Decisions:
             ordinary memory.
         num_slabs: 0 where gradients land straight in their tiles.
         slab_numel: Elements of a slab: the largest decoder layer's run.
-        slot_numel: Elements of a device slot: the largest run, with the embedding's beside the
-            head's when they are tied.
+        slot_numel: Elements of a decoder layer's device slot: the largest one's run.
+        ends_numel: Elements of the slots of embedding and head: of both when they are tied, of the
+            larger one otherwise.
         keep_layers: How many decoder layers, the last ones, keep their activations.
         micro_batch_size: Rows that pass through a layer at once; 1 on the CPU, whatever was asked.
         compiled: Layers and head are compiled; all rows of a run then have one length.
@@ -49,6 +50,7 @@ class Decisions:
     pin_store: bool
     num_slots: int
     slot_numel: int
+    ends_numel: int
     num_slabs: int
     slab_numel: int
     micro_batch_size: int
@@ -113,7 +115,7 @@ def decide(
     longest = min(known.length or config.data.max_length, config.data.max_length)
     body = spec.decoder_layers
     slab_numel = max(layout.numel for layout in layouts[1 : len(body) + 1])
-    head_numel = layouts[-1].numel + (layouts[0].numel if spec.tied else 0)
+    ends = layouts[0].numel, layouts[-1].numel
     # A model with dropout stays eager: a compiled forward without a graph and one with a graph draw
     # other masks from the same seed, and a layer that is computed twice needs the same ones.
     compiled = can_be_compiled(spec, machine) and known.can_compile
@@ -131,7 +133,8 @@ def decide(
         eager=eager,
         pin_store=pin,
         num_slots=config.pipeline.staging_buffers,
-        slot_numel=max(head_numel, *(layout.numel for layout in layouts)),
+        slot_numel=slab_numel,
+        ends_numel=sum(ends) if spec.tied else max(ends),
         num_slabs=0 if direct else num_slabs,
         slab_numel=slab_numel,
         micro_batch_size=rows,

@@ -10,7 +10,7 @@ from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.spec import LayerSpec, ModelSpec
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.plan.measured import Measured
-from megatrain_cli.plan.tiles import DTYPE_BYTES, PAGE_BYTES, store_bytes
+from megatrain_cli.plan.tiles import DTYPE_BYTES, PAGE_BYTES, slab_bytes, store_bytes
 from megatrain_cli.units import MIB, round_up
 
 PAGEABLE, PINNED, DEVICE = "host pageable", "host pinned", "device"
@@ -135,7 +135,7 @@ def program(sizes: Sizes) -> PlanLine:
 def slabs(sizes: Sizes) -> PlanLine:
     """K x largest decoder layer."""
     d = sizes.decisions
-    num_bytes = d.num_slabs * round_up(d.slab_numel * sizes.width, PAGE_BYTES)
+    num_bytes = slab_bytes(d.num_slabs, d.slab_numel * sizes.width)
     place = PINNED if sizes.on_gpu else PAGEABLE
     return PlanLine("gradient slabs", place, num_bytes, f"{d.num_slabs} x largest decoder layer")
 
@@ -157,10 +157,11 @@ def offloaded_inputs(sizes: Sizes) -> PlanLine:
 
 
 def staging_buffers(sizes: Sizes) -> PlanLine:
-    """Slots x the largest layer (a tied head brings the embedding along)."""
+    """Slots x largest decoder layer, and what embedding and head lie in."""
     d = sizes.decisions
-    num_bytes = d.num_slots * d.slot_numel * sizes.width
-    return PlanLine("staging buffers", sizes.device, num_bytes, f"{d.num_slots} x largest layer")
+    num_bytes = (d.num_slots * d.slot_numel + d.ends_numel) * sizes.width
+    formula = f"{d.num_slots} x largest decoder layer + embedding and head"
+    return PlanLine("staging buffers", sizes.device, num_bytes, formula)
 
 
 def gradient_buffers(sizes: Sizes) -> PlanLine:

@@ -12,6 +12,7 @@ from megatrain_cli.plan.decide import Decisions, Known, decide
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.memory import DEVICE, PlanLine, Sizes, bill
 from megatrain_cli.plan.remedies import advise, device_ways, host_ways
+from megatrain_cli.plan.tiles import DTYPE_BYTES
 from megatrain_cli.units import GIB, show_bytes, show_count
 
 # What `activations: auto` leaves free, of RAM and of the device, for whatever else may come.
@@ -145,7 +146,7 @@ def _summary(
     layers = len(spec.decoder_layers)
     tied = ", tied head" if spec.tied else ""
     updates = "eager" if d.eager else "deferred"
-    slot_bytes = d.slot_numel * (2 if d.dtype == "bfloat16" else 4)
+    slot_bytes = d.slot_numel * DTYPE_BYTES[d.dtype]
     kept = f"{d.keep_layers} of {layers} layers kept"
     if d.keep_layers < layers:
         # A layer's forward is a third of its work.
@@ -161,7 +162,7 @@ def _summary(
         ("masters", f"{d.tile_format.master}, updates {updates} on {d.threads} threads"),
         ("store", "page-locked in place" if d.pin_store else "pageable"),
         ("gradients", f"{d.num_slabs} slabs" if d.num_slabs else "straight into the tiles"),
-        ("staging", f"{d.num_slots} buffers of {show_bytes(slot_bytes)}"),
+        ("staging", f"{d.num_slots} buffers of {show_bytes(slot_bytes)}, embedding and head apart"),
         ("activations", kept + (", inputs offloaded" if d.offload else "")),
         ("step", rows),
         ("learning rate", f"{config.optimizer.learning_rate:g}, {config.schedule.type}"),

@@ -64,6 +64,11 @@ def tile_regions(numel: int, fmt: TileFormat) -> dict[str, int]:
     return {name: round_up(numel * size, PAGE_BYTES) for name, size in widths.items()}
 
 
+def slab_bytes(count: int, num_bytes: int) -> int:
+    """Bytes of gradient slabs of `num_bytes` each, and an FP64 beside each, in whole pages."""
+    return count * round_up(num_bytes, PAGE_BYTES) + round_up(8 * count, PAGE_BYTES)
+
+
 def store_bytes(layouts: Iterable[LayerLayout], fmt: TileFormat) -> dict[str, int]:
     """Bytes of each region, summed over the layers; their sum is what the store allocates."""
     total: dict[str, int] = {}

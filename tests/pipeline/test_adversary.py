@@ -58,7 +58,7 @@ def forget(event: str, ops: tuple[Op, ...]) -> tuple[Op, ...]:
         ("backward_done", "direct"),
         ("grads_out", "direct"),
         ("updated", "direct"),
-        ("updated", "eager"),
+        ("totals_ready", "direct"),
         ("clipped", "direct"),
         ("slab_free", "two slabs"),
         ("slab_free", "eager"),

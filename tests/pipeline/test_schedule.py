@@ -78,12 +78,36 @@ def test_weights_come_twice_and_gradients_leave_once_whatever_the_accumulation(
 def test_layers_still_on_the_device_at_the_turn_are_not_copied_again() -> None:
     ops = build_schedule(shape_of(4, 1, slots=3, slabs=1, kept=0))
     arrivals = Counter(op.layer for op in ops if op.kind is Kind.STREAM_IN)
-    assert arrivals == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
+    assert arrivals == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1, 5: 1}
 
 
-def test_updates_come_in_the_order_in_which_layers_are_needed() -> None:
-    ops = build_schedule(shape_of(3, 2, slots=2, slabs=2, kept=1))
-    assert [op.layer for op in ops if op.kind is Kind.UPDATE] == [0, 1, 2, 3, 4]
+@pytest.mark.parametrize(
+    ("layers", "expected"), [(1, [0, 2, 1]), (2, [1, 0, 3, 2]), (4, [1, 0, 2, 3, 5, 4])]
+)
+def test_updates_come_as_layers_are_needed_but_for_the_ends(
+    layers: int, expected: list[int]
+) -> None:
+    """The embedding's gradient lands last, and the head's copy hides behind a layer's update."""
+    ops = build_schedule(shape_of(layers, 2, slots=2, slabs=2, kept=1))
+    assert [op.layer for op in ops if op.kind is Kind.UPDATE] == expected
+
+
+def test_the_step_is_reported_before_the_last_gradient_has_left() -> None:
+    ops = build_schedule(shape_of(3, 2, slots=2, slabs=0, kept=1))
+    (report,) = (op for op in ops if op.kind is Kind.REPORT)
+    assert report.waits == ()
+    (clip,) = (op for op in ops if op.kind is Kind.CLIP)
+    assert [wait.name for wait in clip.waits] == ["totals_ready"]
+
+
+@pytest.mark.parametrize(("lookup", "tied", "arrivals"), [(1, 0, 1), (0, 0, 2), (0, 1, 1)])
+def test_the_embedding_arrives_again_only_if_its_weights_are_needed_and_gone(
+    lookup: bool, tied: bool, arrivals: int
+) -> None:
+    shape = replace(shape_of(3, 1, slots=2, slabs=0, kept=0), lookup=bool(lookup), tied=bool(tied))
+    ops = build_schedule(shape)
+    check_schedule(ops, shape)
+    assert sum(op.kind is Kind.STREAM_IN and op.layer == 0 for op in ops) == arrivals
 
 
 def test_an_update_that_needs_the_one_before_waits_for_it() -> None:
@@ -96,35 +120,36 @@ def test_an_update_that_needs_the_one_before_waits_for_it() -> None:
 
 def test_with_one_slot_nothing_is_fetched_ahead() -> None:
     ops = build_schedule(shape_of(2, 1, slots=1, slabs=1, kept=0))
-    kinds = [op.kind for op in ops if op.kind in (Kind.STREAM_IN, Kind.FORWARD)]
-    assert kinds[:6] == [Kind.STREAM_IN, Kind.FORWARD] * 3
+    body = [op for op in ops if op.layer in (1, 2)]
+    kinds = [op.kind for op in body if op.kind in (Kind.STREAM_IN, Kind.FORWARD)]
+    assert kinds[:4] == [Kind.STREAM_IN, Kind.FORWARD] * 2
 
 
 def test_the_schedule_of_one_layer_reads_as_it_runs() -> None:
     shape = PipelineShape(3, 1, num_slots=2, num_slabs=0, pieces=(1, 1, 1))
     assert schedule_text(build_schedule(shape)) == (
         """\
-stream_in  stream_in  layer 0            waits updated[weights 0] -> weights_ready[slot 0]
-stream_in  stream_in  layer 1            waits updated[weights 1] -> weights_ready[slot 1]
-compute    forward    layer 0 mb 0       waits weights_ready[slot 0] -> buffer_free[slot 0]
-stream_in  stream_in  layer 2            waits buffer_free[slot 0], updated[weights 2] \
--> weights_ready[slot 0]
-compute    forward    layer 1 mb 0       waits weights_ready[slot 1]
-compute    loss       layer 2 mb 0       waits weights_ready[slot 0] \
--> backward_done[device_gradient 0], buffer_free[slot 0]
+stream_in  stream_in  layer 0            waits updated[weights 0] -> weights_ready[slot 2]
+compute    forward    layer 0 mb 0       waits weights_ready[slot 2] -> buffer_free[slot 2]
+stream_in  stream_in  layer 2            waits buffer_free[slot 2], updated[weights 2]
+stream_in  stream_in  layer 1            waits updated[weights 1] -> weights_ready[slot 0]
+compute    forward    layer 1 mb 0       waits weights_ready[slot 0]
+compute    loss       layer 2 mb 0       \
+-> backward_done[device_gradient 0], buffer_free[slot 2]
 stream_out stream_out layer 2            waits backward_done[device_gradient 0] \
 -> grads_out[device_gradient 0]
-stream_in  stream_in  layer 0            waits buffer_free[slot 0] -> weights_ready[slot 0]
+stream_in  stream_in  layer 0            waits buffer_free[slot 2] -> weights_ready[slot 2]
 compute    recompute  layer 1 mb 0
 compute    backward   layer 1 mb 0       -> backward_done[device_gradient 1]
 stream_out stream_out layer 1            waits backward_done[device_gradient 1]
-compute    backward   layer 0 mb 0       waits weights_ready[slot 0], \
-grads_out[device_gradient 0] \
+compute    backward   layer 0 mb 0       waits weights_ready[slot 2], grads_out[device_gradient 0] \
 -> backward_done[device_gradient 0]
 stream_out stream_out layer 0            waits backward_done[device_gradient 0] \
--> grads_out[totals 0]
-host       clip                          waits grads_out[totals 0] -> clipped[coefficient 0]
-update     update     layer 0            waits clipped[coefficient 0] -> updated[weights 0]
-update     update     layer 1            -> updated[weights 1]
-update     update     layer 2            -> updated[weights 2]"""
+-> grads_out[gradient 0]
+compute    report                        -> totals_ready[totals 0]
+host       clip                          waits totals_ready[totals 0] -> clipped[coefficient 0]
+update     update     layer 0            waits clipped[coefficient 0], grads_out[gradient 0] \
+-> updated[weights 0]
+update     update     layer 2            -> updated[weights 2]
+update     update     layer 1            -> updated[weights 1]"""
     )

@@ -52,30 +52,41 @@ def test_reading_the_other_slot_is_refused() -> None:
 
 def test_a_tied_head_that_leaves_the_embedding_behind_is_refused() -> None:
     ops = build_schedule(SHAPE)
-    position = next(
-        i for i, op in enumerate(ops) if op.kind is Kind.STREAM_IN and op.layer == SHAPE.head
-    )
-    alone = replace(ops[position], reads=(Buffer("weights", SHAPE.head),))
-    with pytest.raises(ScheduleError, match="reads"):
+    position = first(ops, Kind.LOSS)
+    embedding = Buffer("slot", SHAPE.end_slot(0))
+    alone = replace(ops[position], reads=tuple(b for b in ops[position].reads if b != embedding))
+    with pytest.raises(ScheduleError, match="does not read slot 2"):
         check_schedule((*ops[:position], alone, *ops[position + 1 :]), SHAPE)
+
+
+def test_a_report_before_all_gradients_are_complete_is_refused() -> None:
+    ops = build_schedule(SHAPE)
+    report = first(ops, Kind.REPORT)
+    last = max(i for i, op in enumerate(ops) if op.kind is Kind.BACKWARD)
+    early = [*ops[:last], ops[report], *ops[last:report], *ops[report + 1 :]]
+    with pytest.raises(ScheduleError, match="before gradients are complete"):
+        check_schedule(early, SHAPE)
 
 
 def test_an_update_that_takes_the_one_before_for_ended_is_refused() -> None:
     """They overlap: begun is all that one knows of the other."""
     ops = build_schedule(SHAPE)
     second = first(ops, Kind.UPDATE) + 1
-    reads = (*ops[second].reads, Buffer("weights", 0))
-    curious = replace(ops[second], reads=reads)
-    with pytest.raises(ScheduleError, match="races with update of layer 0 for weights 0"):
+    before = ops[second - 1]
+    weights = before.buffer("weights")
+    curious = replace(ops[second], reads=(*ops[second].reads, weights))
+    with pytest.raises(ScheduleError, match=f"races with update of layer {before.layer} for"):
         check_schedule((*ops[:second], curious, *ops[second + 1 :]), SHAPE)
-    patient = replace(curious, waits=(Event("updated", Buffer("weights", 0)),))
-    check_schedule((*ops[:second], patient, *ops[second + 1 :]), SHAPE)
+    ended = Event("updated", weights)
+    patient = replace(curious, waits=(*curious.waits, ended))
+    told = replace(before, records=(*before.records, ended))
+    check_schedule((*ops[: second - 1], told, patient, *ops[second + 1 :]), SHAPE)
 
 
 def test_an_update_of_the_wrong_weights_is_refused() -> None:
     ops = build_schedule(SHAPE)
     position = first(ops, Kind.UPDATE)
-    other = replace(ops[position], writes=(Buffer("weights", 1),))
+    other = replace(ops[position], writes=(Buffer("weights", 2),))
     with pytest.raises(ScheduleError, match="writes"):
         check_schedule((*ops[:position], other, *ops[position + 1 :]), SHAPE)
 

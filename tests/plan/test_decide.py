@@ -135,12 +135,13 @@ def test_a_whole_chunk_is_no_larger_than_the_rows_and_its_bound(rows: int, vocab
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_slot_holds_the_largest_layer_and_a_tied_head_with_its_embedding(tied: bool) -> None:
+def test_a_slot_holds_the_largest_decoder_layer_and_the_ends_have_their_own(tied: bool) -> None:
     for vocab in (4, 3000):
         spec = make_spec(vocab=vocab, tied=tied)
-        numels = [layout.numel for layout in layouts_of(spec)]
-        head = numels[-1] + (numels[0] if tied else 0)
-        assert plan_for(spec).decisions.slot_numel == max(head, *numels)
+        embed, *body, head = [layout.numel for layout in layouts_of(spec)]
+        found = plan_for(spec).decisions
+        assert found.slot_numel == max(body)
+        assert found.ends_numel == (embed + head if tied else max(embed, head))
 
 
 @given(st.integers(1, 1 << 22))

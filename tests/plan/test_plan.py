@@ -256,7 +256,7 @@ def test_the_summary_says_what_was_decided() -> None:
         "masters": "fp32_split, updates deferred on 5 threads",
         "store": "page-locked in place",
         "gradients": "straight into the tiles",
-        "staging": "3 buffers of 8.50 KiB",
+        "staging": "3 buffers of 4.25 KiB, embedding and head apart",
         "activations": "1 of 3 layers kept, 2 computed twice (+22 % work), inputs offloaded",
         "step": "3 x 4 rows of up to 64 tokens",
         "learning rate": "0.0003, cosine",
