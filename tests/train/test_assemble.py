@@ -146,7 +146,7 @@ def test_slabs_are_unlocked_when_a_later_part_finds_no_room(
     before = threading.active_count()
     with pytest.raises(torch.OutOfMemoryError), start(make_workspace(tmp_path)):
         pass
-    assert most == 12
+    assert most == 12 + 1  # and the norms beside them
     assert cudart.locked == {}
     assert threading.active_count() == before
 

@@ -28,6 +28,7 @@ PLACES = {
     Kind.ACCUMULATE: "accumulate of layer-00001",
     Kind.OFFLOAD: "offload of layer-00001, micro-batch 0",
     Kind.FETCH: "fetch of layer-00000, micro-batch 0",
+    Kind.REPORT: "report of the whole step",
     Kind.CLIP: "clip of the whole step",
     Kind.UPDATE: "update of layer-00001",
 }
