@@ -23,6 +23,7 @@ from megatrain_cli.measure.link import measure_link
 from megatrain_cli.measure.lockable import SHARE_OF_HOST, Lockable, Locker, find_lockable
 from megatrain_cli.measure.memory import measure_copy, measure_read
 from megatrain_cli.measure.stopwatch import Stopwatch
+from megatrain_cli.model.backward import wake_backward
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.machine_file import VERSION, MachineFile
 from megatrain_cli.plan.rates import ComputeRates, MachineRates
@@ -31,8 +32,9 @@ from megatrain_cli.probe.machine import pci_address, probe_machine
 
 T = TypeVar("T")
 
-# Seconds of each part. Together less than the total, which leaves room to compile.
-_COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 4.0, 2.0, 4.0, 3.0, 3.0, 6.0, 1.0, 1.0
+# Seconds of each part after its warm-up. Together much less than the total, which leaves room to
+# warm up and to compile.
+_COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 3.0, 2.0, 3.0, 2.0, 2.0, 3.0, 0.5, 0.5
 
 # A cold compile of the layer is not begun with less time left; it cannot be interrupted.
 _COMPILE_NEEDS = 15.0
@@ -142,6 +144,7 @@ class _Work:
     def _compute(self, device: torch.device) -> ComputeRates:
         watch, amounts = self.stopwatch, self.amounts
         matmul = measure_matmul(device, amounts.matmul_size, watch, _MATMUL)
+        wake_backward(device)
         layer = Layer(device, amounts.layer_width, amounts.layer_tokens)
         eager = measure_layer(device, layer, watch, _LAYER)
         compiled: float | str

@@ -24,7 +24,7 @@ from megatrain_cli.pipeline.compute import Compute
 from megatrain_cli.pipeline.copying import COPY_THREADS, CopyPool
 from megatrain_cli.pipeline.cuda_lanes import CudaLanes
 from megatrain_cli.pipeline.executor import Executor
-from megatrain_cli.pipeline.gateway import CHUNK_BYTES, Gateway
+from megatrain_cli.pipeline.gateway import Gateway, chunk_bytes_for
 from megatrain_cli.pipeline.lanes import InlineLanes, Lanes
 from megatrain_cli.pipeline.moves import Moves
 from megatrain_cli.pipeline.ops import Op
@@ -152,8 +152,6 @@ def build_executor(
     check_schedule(ops, shape)
     skeleton.move_buffers(device)
     on_gpu = device.type == "cuda"
-    rates = plan.machine.rates
-    chunk_bytes = (rates and rates.burst_bytes(d.target_utilization)) or CHUNK_BYTES
     largest = max(layout.numel for layout in skeleton.layouts)
     max_elements = d.micro_batch_size * d.max_length * spec.hidden_size
     with ExitStack() as stack:  # what is page-locked is unlocked if a later part finds no room
@@ -163,6 +161,7 @@ def build_executor(
         stack.callback(pool.close)
         gateway, slabs = None, None
         if on_gpu and not d.pin_store:
+            chunk_bytes = chunk_bytes_for(plan.machine.rates, d.target_utilization)
             gateway = Gateway(largest * dtype.itemsize, pool, chunk_bytes=chunk_bytes)
             stack.callback(gateway.close)
         if d.num_slabs:

@@ -7,6 +7,7 @@ import torch
 
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import DeviceError, PlanError
+from megatrain_cli.model.backward import wake_backward
 from megatrain_cli.model.functions import Functions, compiled_functions, eager_functions
 from megatrain_cli.model.kernels import (
     dispatched_kernel,
@@ -49,6 +50,7 @@ def warm_up(
         return plan, eager_functions(head)
     device = torch.device(machine.device)
     torch.cuda.set_device(device)
+    wake_backward(device)
     skeleton.move_buffers(device)
     # Before anything is compiled: compiled layers keep to the kernels that were allowed then.
     console.note(f"attention: {_settle_attention(skeleton, plan.decisions, device)}")

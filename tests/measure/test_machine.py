@@ -53,7 +53,7 @@ def test_a_disk_that_refuses_is_a_note_and_the_rest_goes_on(tmp_path: Path) -> N
     assert said[-1] == f"note: {note}"
 
 
-def test_with_no_time_left_each_part_runs_once(tmp_path: Path) -> None:
+def test_with_no_time_left_each_part_is_measured_once(tmp_path: Path) -> None:
     file = measure_machine("cpu", tmp_path, TINY, lambda text: None, Stopwatch(0.0))
     assert file.machine.rates is not None
 

@@ -6,6 +6,7 @@ a chunk that is packed again too early arrives wrong, every time.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,8 +15,17 @@ from hypothesis import strategies as st
 
 from megatrain_cli.errors import DeviceError
 from megatrain_cli.pipeline.copying import CopyPool, Wait
-from megatrain_cli.pipeline.gateway import Gateway, Link, cuda_link
+from megatrain_cli.pipeline.gateway import (
+    CHUNK_BYTES,
+    Gateway,
+    Link,
+    chunk_bytes_for,
+    cuda_link,
+)
+from megatrain_cli.plan.rates import LinkRate
 from megatrain_cli.plan.tiles import PAGE_BYTES
+from megatrain_cli.units import MIB
+from tests.plan.small import RATES
 from tests.store.cudart import fake_driver
 
 
@@ -193,6 +203,25 @@ def test_a_ring_that_cannot_be_locked_is_said_with_its_bytes_and_leaves_nothing(
     assert list(cudart.locked.values()) == [gateway.num_bytes]
     gateway.close()
     assert cudart.locked == {}
+
+
+@given(st.lists(st.floats(1e6, 1e12), min_size=1, max_size=12), st.floats(0.01, 1.0))
+def test_chunks_are_no_smaller_than_packing_or_the_link_needs(
+    to_device: list[float], target: float
+) -> None:
+    link = tuple(LinkRate(MIB // 4 << i, rate, 1.0, 1.0) for i, rate in enumerate(to_device))
+    found = chunk_bytes_for(replace(RATES, link=link), target)
+    assert found >= CHUNK_BYTES == chunk_bytes_for(None, target)
+    # Where the link has reached its target by then, no more is asked for.
+    slow = [point.num_bytes for point in link if point.to_device < target * max(to_device)]
+    if not slow or slow[-1] < CHUNK_BYTES:
+        assert found == CHUNK_BYTES
+    else:
+        assert found == min(2 * slow[-1], link[-1].num_bytes)
+
+
+def test_a_link_that_was_not_measured_asks_for_nothing() -> None:
+    assert chunk_bytes_for(replace(RATES, link=None), 0.8) == CHUNK_BYTES
 
 
 def forgotten_link(source: torch.Tensor, target: torch.Tensor) -> Wait:

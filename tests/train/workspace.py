@@ -160,15 +160,15 @@ def start(
     Args:
         config: The config file.
         overrides: As on the command line.
-        adjust: Changes the plan before anything is allocated.
+        adjust: Changes the plan, before rows are cut and before anything is allocated.
         poison: Fill staging buffers with NaN as soon as they are given back.
     """
     loaded = load_config(config, overrides)
     skeleton, plan = prepare(loaded)
-    rows = load_rows(loaded.config, plan.decisions)
+    rows = load_rows(loaded.config, adjust(plan).decisions)
     console = RunConsole(Console(file=io.StringIO()))
     plan, functions = warm_up(loaded.config, skeleton, plan, rows.longest, console)
-    plan = adjust(plan)
+    plan = adjust(plan)  # it was made anew
     engine = assemble(loaded, skeleton, plan, functions, console)
     if poison:
         engine.executor.close()
