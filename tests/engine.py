@@ -26,7 +26,7 @@ from megatrain_cli.pipeline.executor import HostWork
 from megatrain_cli.pipeline.lanes import Fence, Lanes, Mark, Pending, Work
 from megatrain_cli.pipeline.ops import Lane, Op
 from megatrain_cli.pipeline.trace import Span
-from megatrain_cli.plan.plan import RunPlan
+from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.plan.tiles import TileFormat
 from megatrain_cli.store.load import fill_random
 from megatrain_cli.store.master import MasterStore
@@ -159,6 +159,9 @@ def write_config(folder: Path, shape: Settings, sections: Mapping[str, Settings]
 def _prepared(config: Path, *, packed: bool) -> tuple[Skeleton, RunPlan]:
     loaded = load_config(config)
     skeleton, plan = prepare(loaded)
+    # Micro-batches as asked, whatever would fit.
+    known = replace(plan.known, joined=1)
+    plan = make_plan(loaded.config, skeleton.spec, skeleton.layouts, plan.machine, known)
     if not packed:
         return skeleton, plan
     skeleton = discover(Path(loaded.config.model.path), dtype=skeleton.dtype, attention=PACKED)

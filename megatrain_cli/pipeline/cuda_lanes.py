@@ -132,8 +132,9 @@ class CudaLanes:
         return CudaMark(self._streams[Lane.COMPUTE])
 
     def fence(self) -> "_HostFence":
-        """A point after every host op and update submitted so far."""
-        last = [self._last[lane] for lane in (Lane.HOST, Lane.UPDATE) if lane in self._last]
+        """A point after every host op, update and copy to the host submitted so far."""
+        ends = (Lane.HOST, Lane.UPDATE, Lane.STREAM_OUT)
+        last = [self._last[lane] for lane in ends if lane in self._last]
         return _HostFence(self, last)
 
     def take_spans(self) -> list[Span]:
@@ -240,5 +241,5 @@ class _HostFence:
 
     def wait(self) -> None:
         for record in self._last:
-            record.reached.wait()
+            record.hold(None)
         self._lanes.raise_failure()

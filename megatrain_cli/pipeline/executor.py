@@ -52,7 +52,8 @@ class IssuedStep:
 
     Attributes:
         start, loss, end: Points on the compute lane: before, after the loss, after backward.
-        clipped: Reached when `HostWork.clip` has returned; deferred updates may still be pending.
+        clipped: Reached when `HostWork.clip` has returned and all gradients are on the host;
+            deferred updates may still be pending.
         num_targets: Supervised tokens.
     """
 

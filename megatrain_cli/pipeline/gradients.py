@@ -64,18 +64,20 @@ class GradientCollector:
         torch._foreach_zero_([*self.head_sums, *self.tied_sums])
 
     def add(self, layer: int, gradients: Sequence[torch.Tensor | None], *, first: bool) -> None:
-        """Add one micro-batch's gradients of a layer, in layout order; None counts as zero."""
+        """Add one micro-batch's gradients of a layer, in layout order; None counts as zero.
+
+        The first are written over what the sum held: half the memory traffic of zeros and a sum.
+        """
         if self._single:
             return
-        layout = self._layouts[layer]
-        if first:
-            self._sum[: layout.numel].zero_()
-        pairs = [
-            (target, g) for target, g in zip(views(self._sum, layout), gradients, strict=True)
-            if g is not None
-        ]  # fmt: skip
-        if pairs:
-            torch._foreach_add_([target for target, _ in pairs], [g for _, g in pairs])
+        found = list(zip(views(self._sum, self._layouts[layer]), gradients, strict=True))
+        targets = [target for target, gradient in found if gradient is not None]
+        parts = [gradient for _, gradient in found if gradient is not None]
+        absent = [target for target, gradient in found if gradient is None]
+        if first and absent:
+            torch._foreach_zero_(absent)
+        if targets:
+            (torch._foreach_copy_ if first else torch._foreach_add_)(targets, parts)
 
     def finish(
         self, layer: int, gradients: Sequence[torch.Tensor | None], out: torch.Tensor

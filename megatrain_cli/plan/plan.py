@@ -8,7 +8,7 @@ from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.activations import choose_activations
 from megatrain_cli.plan.cost import StepBounds, step_bounds
-from megatrain_cli.plan.decide import Decisions, Known, decide
+from megatrain_cli.plan.decide import Decisions, Known, decide, ways_to_join
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.memory import DEVICE, PlanLine, Sizes, bill
 from megatrain_cli.plan.remedies import advise, device_ways, host_ways
@@ -80,21 +80,33 @@ def make_plan(
     def lines_of(decisions: Decisions) -> tuple[PlanLine, ...]:
         return bill(Sizes(spec, layouts, decisions, machine.has_cuda, known.measured))
 
-    def decide_all(asked: TrainConfig) -> Decisions:
-        decisions = decide(asked, spec, layouts, machine, known)
+    def fits(decisions: Decisions) -> bool:
+        lines = lines_of(decisions)
+        on_host = _total(lines, device=False) + SPARE_BYTES <= machine.host_bytes
+        if not machine.has_cuda:
+            return on_host
+        on_device = _total(lines, device=True) + SPARE_BYTES <= machine.device_bytes
+        return on_device and (on_host or not decisions.offload)
+
+    def with_activations(asked: TrainConfig, decisions: Decisions) -> Decisions:
         if asked.pipeline.activations != "auto":
             return decisions
 
-        def fits(keep_layers: int, offload: bool) -> bool:
-            tried = lines_of(replace(decisions, keep_layers=keep_layers, offload=offload))
-            on_host = _total(tried, device=False) + SPARE_BYTES <= machine.host_bytes
-            if not machine.has_cuda:
-                return on_host
-            on_device = _total(tried, device=True) + SPARE_BYTES <= machine.device_bytes
-            return on_device and (on_host or not offload)
+        def adapted(keep_layers: int, offload: bool) -> Decisions:
+            return replace(decisions, keep_layers=keep_layers, offload=offload)
 
-        chosen = choose_activations(len(spec.decoder_layers), fits)
-        return replace(decisions, keep_layers=chosen.keep_layers, offload=chosen.offload)
+        chosen = choose_activations(len(spec.decoder_layers), lambda n, o: fits(adapted(n, o)))
+        return adapted(chosen.keep_layers, chosen.offload)
+
+    def decide_all(asked: TrainConfig) -> Decisions:
+        *more, least = ways_to_join(asked, spec, machine, known)
+        for joined in more:
+            decisions = decide(asked, spec, layouts, machine, known, joined=joined)
+            decisions = with_activations(asked, decisions)
+            if fits(decisions):
+                return decisions
+        decisions = decide(asked, spec, layouts, machine, known, joined=least)
+        return with_activations(asked, decisions)
 
     def host_bytes(asked: TrainConfig) -> int:
         return _total(lines_of(decide_all(asked)), device=False)
@@ -153,6 +165,8 @@ def _summary(
         more = 100 * (layers - d.keep_layers) / (3 * layers)
         kept += f", {layers - d.keep_layers} computed twice (+{more:.0f} % work)"
     rows = f"{d.num_micro_batches} x {d.micro_batch_size} rows of up to {d.max_length} tokens"
+    if d.joined > 1:
+        rows += f", {d.joined} micro-batches at once"
     size = f"{show_count(spec.num_parameters)} parameters, {layers} layers{tied}"
     how = ", compiled" * d.compiled + ", deterministic" * d.deterministic
     return (

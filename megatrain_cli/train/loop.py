@@ -46,6 +46,7 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
         _show_rows(rows, console)
         with _device_errors(config.train.micro_batch_size):
             plan, functions = warm_up(config, skeleton, plan, rows.longest, console)
+        rows = rows.planned(plan.decisions)
         if plan.shortfalls:  # measured, it may need more than it seemed
             raise PlanError("\n".join(plan.shortfalls))
         console.plan(plan)
@@ -207,5 +208,6 @@ def _device_errors(micro_batch_size: int) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise DeviceError(
             f"The GPU ran out of memory with {micro_batch_size} rows in a micro-batch: "
-            f"{str(error).splitlines()[0]} Set a smaller `train.micro_batch_size`."
+            f"{str(error).splitlines()[0]} Set `pipeline.activations: recompute`, or a smaller "
+            "`train.micro_batch_size`."
         ) from error

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -76,6 +76,10 @@ class TrainingRows:
     _decisions: Decisions
     _stream: RowStream
     _pad_id: int
+
+    def planned(self, decisions: Decisions) -> "TrainingRows":
+        """The same rows, divided by another plan."""
+        return replace(self, _decisions=decisions)
 
     @property
     def longest(self) -> int:

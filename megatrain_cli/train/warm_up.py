@@ -7,7 +7,6 @@ import torch
 
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import DeviceError, PlanError
-from megatrain_cli.model.backward import wake_backward
 from megatrain_cli.model.functions import Functions, compiled_functions, eager_functions
 from megatrain_cli.model.kernels import (
     dispatched_kernel,
@@ -18,7 +17,7 @@ from megatrain_cli.model.kernels import (
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head
 from megatrain_cli.pipeline.rehearsal import rehearse
-from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.plan.decide import Decisions, Known
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.report.console import RunConsole
 
@@ -40,24 +39,35 @@ def warm_up(
         DeviceError: `train.deterministic` is true and something was seen not to repeat.
     """
     machine, head = plan.machine, Head(skeleton)
-    known = replace(plan.known, length=length)
+    device = torch.device(machine.device)
 
-    def plan_again() -> RunPlan:
+    def plan_again(known: Known) -> RunPlan:
         return make_plan(config, skeleton.spec, skeleton.layouts, machine, known)
 
-    plan = plan_again()
+    def rehearsed(functions: Functions, plan: RunPlan) -> RunPlan:
+        """The plan with what was measured; micro-batches that do not fit together are parted."""
+        parted = plan_again(replace(plan.known, joined=1))
+        try:
+            measured = rehearse(skeleton, functions, plan.decisions, device)
+        except torch.OutOfMemoryError:
+            if plan.decisions.joined == 1:
+                raise
+            return rehearsed(functions, parted)
+        joined = plan.decisions.joined
+        found = plan_again(replace(plan.known, measured=measured, joined=joined))
+        return rehearsed(functions, parted) if found.shortfalls and joined > 1 else found
+
+    plan = plan_again(replace(plan.known, length=length))
     if not machine.has_cuda:
         return plan, eager_functions(head)
-    device = torch.device(machine.device)
     torch.cuda.set_device(device)
-    wake_backward(device)
     skeleton.move_buffers(device)
     # Before anything is compiled: compiled layers keep to the kernels that were allowed then.
     console.note(f"attention: {_settle_attention(skeleton, plan.decisions, device)}")
     if plan.decisions.compiled:
         functions = compiled_functions(head)
         try:
-            known = replace(known, measured=rehearse(skeleton, functions, plan.decisions, device))
+            found = rehearsed(functions, plan)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler, its C compiler or its cache: any kind of failure
@@ -67,14 +77,12 @@ def warm_up(
                     f"{reason} Set `pipeline.compile: auto` to go on without it."
                 ) from error
             console.note(f"{reason} Layers run without it, which is slower; nothing else changes.")
-            known = replace(known, can_compile=False)
-            plan = plan_again()
+            plan = plan_again(replace(plan.known, can_compile=False))
         else:
-            _prove_compiled(skeleton, functions, plan.decisions, device)
-            return plan_again(), functions
+            _prove_compiled(skeleton, functions, found.decisions, device)
+            return found, functions
     functions = eager_functions(head)
-    known = replace(known, measured=rehearse(skeleton, functions, plan.decisions, device))
-    return plan_again(), functions
+    return rehearsed(functions, plan), functions
 
 
 def _settle_attention(skeleton: Skeleton, d: Decisions, device: torch.device) -> str:

@@ -75,7 +75,7 @@ def test_inputs_wait_on_the_host_only_where_the_device_cannot_hold_them() -> Non
 
 def test_measured_bytes_are_the_bill() -> None:
     kind = SPEC.decoder_layers[0].kind
-    known = Known(measured=Measured({kind: 1000}, {kind: 5000}, 7000))
+    known = Known(measured=Measured({kind: 1000}, {kind: 5000}, 7000), joined=1)
     config = make_config({"train": {"gradient_accumulation_steps": 2}})
     plan = make_plan(config, SPEC, layouts_of(SPEC), GPU, known)
     lines = {line.owner: line.num_bytes for line in plan.lines}

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from megatrain_cli.plan.decide import (
     HEAD_CHUNK_BYTES,
+    PASS_TOKENS,
     WHOLE_CHUNK,
     WHOLE_CHUNK_BYTES,
     Decisions,
 )
 from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.plan.plan import SPARE_BYTES
 from tests.plan.small import CPU, GPU, Sections, layouts_of, make_spec, plan_for
 
 SPEC = make_spec()
@@ -78,11 +80,40 @@ def test_only_page_locked_tiles_with_deferred_updates_need_no_slabs() -> None:
     assert decided(CPU).num_slabs == 12
 
 
+@given(
+    st.integers(1, 64),
+    st.integers(1, 24),
+    st.sampled_from([1, 64, 1024, 5000, 40000]),
+    st.booleans(),
+)
+def test_micro_batches_are_joined_up_to_a_bound_where_they_fit(
+    rows: int, accumulation: int, length: int, dropout: bool
+) -> None:
+    sections: Sections = {
+        "train": {"micro_batch_size": rows, "gradient_accumulation_steps": accumulation},
+        "data": {"max_length": length},
+    }
+    spec = replace(SPEC, has_dropout=dropout)
+    found = plan_for(spec, GPU, sections).decisions
+    assert found.micro_batch_size == rows * found.joined
+    assert found.num_micro_batches * found.joined == accumulation
+    assert found.joined == 1 or found.micro_batch_size * length <= PASS_TOKENS
+    more = [n for n in range(found.joined + 1, accumulation + 1) if accumulation % n == 0]
+    assert dropout or all(rows * n * length > PASS_TOKENS for n in more)
+    assert found.joined == 1 or not dropout
+    # One byte less than is needed for that: fewer at once.
+    whole = plan_for(spec, GPU, {**sections, "pipeline": {"activations": "recompute"}})
+    if whole.decisions.joined > 1:
+        tight = replace(GPU, device_bytes=whole.device_bytes + SPARE_BYTES - 1)
+        asked: Sections = {**sections, "pipeline": {"activations": "recompute"}}
+        assert plan_for(spec, tight, asked).decisions.joined < whole.decisions.joined
+
+
 def test_a_cpu_takes_rows_one_by_one_and_as_many_of_them() -> None:
     sections: Sections = {"train": {"micro_batch_size": 4, "gradient_accumulation_steps": 3}}
     cpu, gpu = decided(CPU, sections), decided(GPU, sections)
     assert (cpu.micro_batch_size, cpu.num_micro_batches) == (1, 12)
-    assert (gpu.micro_batch_size, gpu.num_micro_batches) == (4, 3)
+    assert (gpu.micro_batch_size, gpu.num_micro_batches) == (12, 1)
 
 
 @pytest.mark.parametrize(

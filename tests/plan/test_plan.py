@@ -258,7 +258,7 @@ def test_the_summary_says_what_was_decided() -> None:
         "gradients": "straight into the tiles",
         "staging": "3 buffers of 4.25 KiB, embedding and head apart",
         "activations": "1 of 3 layers kept, 2 computed twice (+22 % work), inputs offloaded",
-        "step": "3 x 4 rows of up to 64 tokens",
+        "step": "1 x 12 rows of up to 64 tokens, 3 micro-batches at once",
         "learning rate": "0.0003, cosine",
         "step takes": "run `megatrain probe` to see seconds",
     }

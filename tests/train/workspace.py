@@ -169,6 +169,7 @@ def start(
     console = RunConsole(Console(file=io.StringIO()))
     plan, functions = warm_up(loaded.config, skeleton, plan, rows.longest, console)
     plan = adjust(plan)  # it was made anew
+    rows = rows.planned(plan.decisions)
     engine = assemble(loaded, skeleton, plan, functions, console)
     if poison:
         engine.executor.close()
