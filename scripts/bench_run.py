@@ -26,6 +26,7 @@ from megatrain_cli.train.assemble import Engine, assemble, prepare
 from megatrain_cli.train.loop import Run
 from megatrain_cli.train.rows import StepRows
 from megatrain_cli.train.warm_up import warm_up
+from scripts.link_use import link_use
 from scripts.peaks import forget_peaks, gpu_peak_bytes, host_bytes, host_peak_bytes
 from scripts.shapes import Batch, Shape, make_documents, make_tokens, tflops, write_model
 
@@ -59,23 +60,30 @@ class Figures:
     """What one variant measured: medians over the timed steps.
 
     Attributes:
-        first_loss: Of random weights, if `fresh`; otherwise of what the runs before left.
+        first: Whether this process had run nothing before. What compiling leaves behind stays in
+            it, so only then is the host's peak that of the plan.
         fresh: Whether the store was made for this run.
+        first_loss: Of random weights, if `fresh`; otherwise of what the runs before left.
         tokens_per_second: Supervised ones.
+        link_in_use, link_out_use: See `link_use`; None where the link was not measured.
         host_step_bytes: The largest resident set after a step; `host_peak_bytes` also counts the
             time before the first.
         bytes_per_parameter: Of the host's peak.
         floor_seconds: No step of this plan is shorter on this machine, as far as it was measured
             (`megatrain probe`); `floor_part` is what it is made of.
+        wall_seconds: Of everything, from the config to the last step.
     """
 
     parameters: int
+    first: bool
     fresh: bool
     first_loss: float
     seconds: float
     tokens_per_second: float
     tflops: float
     kept_layers: int
+    link_in_use: float | None
+    link_out_use: float | None
     gpu_peak_bytes: int
     gpu_planned_bytes: int
     host_peak_bytes: int
@@ -132,10 +140,19 @@ class RandomRows:
 
 
 class Bench:
-    """Runs of one shape, one after the other, over one store where that is possible."""
+    """Runs of one shape, one after the other, over one store where that is possible.
 
-    def __init__(self, shape: Shape, steps: int, *, verbose: bool = False) -> None:
-        self._shape, self._steps = shape, steps
+    Args:
+        shape: The model.
+        steps: Of each run.
+        first: Whether this process has run nothing yet.
+        verbose: Show plans and steps.
+    """
+
+    def __init__(
+        self, shape: Shape, steps: int, *, first: bool = True, verbose: bool = False
+    ) -> None:
+        self._shape, self._steps, self._first = shape, steps, first
         self._console = RunConsole(None if verbose else Console(quiet=True))
         self._store: MasterStore | None = None
 
@@ -147,6 +164,7 @@ class Bench:
             torch.OutOfMemoryError: The plan was wrong about the GPU.
         """
         began = time.perf_counter()
+        first, self._first = self._first, False
         gc.collect()  # what the run before left on the device, a failed one above all
         forget_peaks()
         if torch.cuda.is_available():
@@ -167,15 +185,19 @@ class Bench:
         seconds = statistics.median(record.seconds for record in timed)
         # The kernel counts both a little late, each by itself (proc(5)).
         host_peak = max(host_peak_bytes(), resident)
-        bounds = plan.bounds
+        bounds, rates = plan.bounds, plan.machine.rates
+        uses = [link_use(r.breakdown, rates.link) for r in timed] if rates and rates.link else []
         return Figures(
             parameters=self._shape.parameters,
+            first=first,
             fresh=self._store is not before,
             first_loss=records[0].loss,
             seconds=seconds,
             tokens_per_second=records[-1].tokens / seconds,
             tflops=tflops(self._shape, variant.batch, seconds),
             kept_layers=plan.decisions.keep_layers,
+            link_in_use=statistics.median(use[0] for use in uses) if uses else None,
+            link_out_use=statistics.median(use[1] for use in uses) if uses else None,
             gpu_peak_bytes=gpu_peak,
             gpu_planned_bytes=plan.device_bytes,
             host_peak_bytes=host_peak,
@@ -259,15 +281,20 @@ def _serves(store: MasterStore, plan: RunPlan, layouts: tuple[LayerLayout, ...])
 
 def _medians(timed: Sequence[StepRecord], table: str) -> dict[str, float]:
     """A table of the records; each figure is a median by itself, so they need not add up."""
-    found = [getattr(record, table, {}) for record in timed]
+    found = [getattr(record, table) for record in timed]
     return {key: statistics.median(values[key] for values in found) for key in found[0]}
 
 
 def bench(
-    shape: Shape, variants: Sequence[Variant], steps: int, *, verbose: bool = False
+    shape: Shape,
+    variants: Sequence[Variant],
+    steps: int,
+    *,
+    first: bool = True,
+    verbose: bool = False,
 ) -> Iterator[Result]:
     """Run variants of one shape; one that fails does not keep the others from running."""
-    runs = Bench(shape, steps, verbose=verbose)
+    runs = Bench(shape, steps, first=first, verbose=verbose)
     try:
         for variant in variants:
             figures, reason = None, ""

@@ -8,8 +8,8 @@ combination of batch, accumulation and variant is one run of a few steps. Runs o
 store as long as they keep it in one way: it is filled and page-locked once, and later runs train on
 from there. Weights and tokens are random, so nothing is downloaded.
 
-TFLOPS counts 6 x parameters x tokens: what is computed twice counts once. The first steps are left
-out of the medians. Memory on the host is the process's own, and includes this script.
+The first steps are left out of the medians. Memory on the host is the process's own, and includes
+this script. What the columns are is told below the tables.
 """
 
 import argparse
@@ -30,9 +30,28 @@ if TYPE_CHECKING:
     from scripts.bench_run import Result
 
 SPEEDS = (
-    *("s/step", "tokens/s", "TFLOPS", "kept layers", "GPU GiB", "planned", "host GiB", "in steps"),
-    *("planned", "B/parameter", "floor s", "x floor", "floor is"),
+    *("s/step", "tokens/s", "TFLOPS", "kept layers", "link in", "link out", "GPU GiB", "GPU plan"),
+    *("host GiB", "in steps", "host plan", "B/parameter", "floor s", "x floor", "floor is"),
+    "wall s",
 )
+
+LEGEND = """\
+- s/step, tokens/s, TFLOPS: medians of the steps that are timed; supervised tokens; 6 x parameters x
+  tokens, so what is computed twice counts once. kept layers: those that are computed once.
+- link in, link out: of what the link could have carried to the device, from it, while copies were
+  under way there: bytes / (seconds alone x peak alone + seconds both ways x peak both ways), with
+  the peaks that `megatrain probe` measured.
+- GPU GiB, GPU plan: all that was in use on the device, at most; all that the plan bills to it.
+- host GiB, in steps, host plan: the peak resident set of this process; the largest one after a
+  step; what the plan bills to the host. In brackets where the process had run something before:
+  what compiling that left behind is in them, so they cannot be compared with the plan. B/parameter:
+  of the peak.
+- floor s: no step of the plan is shorter on this machine, as far as it was measured; floor is: what
+  the floor is made of; x floor: s/step by it.
+- wall s: everything, from the config to the last step.
+- phases and breakdown: see docs/architecture.md, "Where a step's time goes". `forward` begins when
+  the backward before it has ended, so it includes waiting for updates; `update` is the optimizer's
+  own time, beside it."""
 
 
 def speeds(results: "Sequence[Result]") -> str:
@@ -46,14 +65,20 @@ def _speeds_row(result: "Result") -> str:
     if f is None:
         return f"{start} {result.reason} " + "|" * len(SPEEDS)
     cells = [f"{f.seconds:.3f}", f"{f.tokens_per_second:.0f}", f"{f.tflops:.3g}"]
-    cells += [str(f.kept_layers), _gib(f.gpu_peak_bytes), _gib(f.gpu_planned_bytes)]
-    cells += [_gib(f.host_peak_bytes), _gib(f.host_step_bytes), _gib(f.host_planned_bytes)]
-    cells.append(f"{f.bytes_per_parameter:.2f}")
+    cells += [str(f.kept_layers), _share(f.link_in_use), _share(f.link_out_use)]
+    cells += [_gib(f.gpu_peak_bytes), _gib(f.gpu_planned_bytes)]
+    host = [_gib(f.host_peak_bytes), _gib(f.host_step_bytes)]
+    cells += host if f.first else [f"({cell})" for cell in host]
+    cells += [_gib(f.host_planned_bytes), f"{f.bytes_per_parameter:.2f}"]
     if f.floor_seconds is None or f.floor_part is None:
         cells += ["not measured", "", ""]
     else:
         cells += [f"{f.floor_seconds:.3f}", f"{f.seconds / f.floor_seconds:.2f}", f.floor_part]
-    return f"{start} {' | '.join(cells)} |"
+    return f"{start} {' | '.join(cells)} | {f.wall_seconds:.0f} |"
+
+
+def _share(share: float | None) -> str:
+    return "not measured" if share is None else f"{share:.0%}"
 
 
 def breakdowns(results: "Sequence[Result]") -> str:
@@ -108,15 +133,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     for v in variants:
         if v.accumulation < 1 or v.batch.rows % v.accumulation:
             parser.error(f"--accumulation: {v.accumulation} does not divide the rows of {v.batch}")
-    results = []
+    results: list[Result] = []
     for shape in args.shapes:
-        for result in bench(shape, variants, args.steps, verbose=args.verbose):
+        for result in bench(shape, variants, args.steps, first=not results, verbose=args.verbose):
             results.append(result)
             print(speeds([result]).splitlines()[-1], file=sys.stderr, flush=True)
     if args.json:
         print(json.dumps([asdict(result) for result in results], indent=2))
         return
-    print(speeds(results), breakdowns(results), sep="\n\n")
+    print(speeds(results), breakdowns(results), LEGEND, sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -8,17 +8,22 @@ import sys
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from megatrain_cli.config.load import load_config
 from megatrain_cli.model.discover import discover
+from megatrain_cli.plan.rates import LinkRate
 from megatrain_cli.train.assemble import prepare
 from scripts import bench_step
 from scripts.bench_peers import NAMES, why_not
 from scripts.bench_run import Figures, RandomRows, Result, Variant
+from scripts.link_use import link_use
 from scripts.shapes import (
     SHAPES,
     Batch,
@@ -125,7 +130,9 @@ def test_runs_share_a_store_until_one_wants_another(capsys: pytest.CaptureFixtur
         assert found["parameters"] == SHAPES["tiny"].parameters
         assert found["host_step_bytes"] <= found["host_peak_bytes"]
         assert {"forward", "backward", "update"} <= found["phases"].keys()
-    assert [found["fresh"] for found in figures if isinstance(found, dict)] == [True, False, True]
+    found = [figure for figure in figures if isinstance(figure, dict)]
+    assert [one["fresh"] for one in found] == [True, False, True]
+    assert [one["first"] for one in found] == [True, False, False]
 
 
 def test_a_run_that_fails_says_why_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,12 +146,53 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(capsys: pytest.CaptureFi
 def test_tables_have_a_cell_for_every_column(capsys: pytest.CaptureFixture[str]) -> None:
     bad, good = "pipeline.staging_buffers=none", "pipeline.device=cpu"
     bench_step.main(["tiny", "--batch", "1x8", "--steps", "3", "--variant", bad, "--variant", good])
-    tables = capsys.readouterr().out.split("\n\n")
+    *tables, legend = capsys.readouterr().out.split("\n\n")
     assert len(tables) == 2
+    assert [column for column in bench_step.SPEEDS if column not in legend] == []
     for table in tables:
         assert all(
             above.count("|") == below.count("|") for above, below in pairwise(table.splitlines())
         )
+
+
+def row(*, first: bool) -> dict[str, str]:
+    """What the table shows of a run that measured 1 GiB, 2 GiB and so on."""
+    values: dict[str, Any] = {f.name: i << 30 for i, f in enumerate(fields(Figures), start=1)}
+    values |= {"first": first, "floor_part": "link", "phases": {}, "breakdown": {}}
+    result = Result("3b", "8x1024", Figures(**values))
+    head, _, cells = (line.split(" | ") for line in bench_step.speeds([result]).splitlines())
+    return dict(zip(head, cells, strict=True))
+
+
+def test_only_the_first_run_of_a_process_is_held_against_the_plan_of_the_host() -> None:
+    first, later = row(first=True), row(first=False)
+    differing = {name: later[name] for name in first if first[name] != later[name]}
+    assert differing == {name: f"({first[name]})" for name in ("host GiB", "in steps")}
+
+
+LINK = (LinkRate(1 << 20, 2e9, 9e9, 1e9), LinkRate(1 << 24, 10e9, 8e9, 5e9))
+
+
+@given(*[st.floats(0.01, 10.0)] * 3, st.floats(0.01, 1.0), st.floats(0.01, 1.0))
+def test_a_link_is_used_as_far_as_it_carries_its_peak(
+    there: float, back: float, both: float, share_in: float, share_out: float
+) -> None:
+    """Alone at the peak of that direction, and both ways at the peak of both, is all of it."""
+    parts = {
+        "stream_in_seconds": there + both,
+        "stream_in_bytes": share_in * (there * 10e9 + both * 5e9),
+        "stream_out_seconds": back + both,
+        "stream_out_bytes": share_out * (back * 9e9 + both * 5e9),
+        "both_ways_seconds": both,
+    }
+    assert link_use(parts, LINK) == pytest.approx((share_in, share_out))
+
+
+def test_a_link_without_copies_is_not_used() -> None:
+    parts = {
+        f"{way}_{unit}": 0.0 for way in ("stream_in", "stream_out") for unit in ("seconds", "bytes")
+    }
+    assert link_use({**parts, "both_ways_seconds": 0.0}, LINK) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("wrong", [["--steps", "2"], ["--batch", "3x8", "--accumulation", "2"]])

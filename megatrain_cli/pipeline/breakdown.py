@@ -25,11 +25,14 @@ class Breakdown:
         compute_seconds: The compute lane worked.
         idle_seconds: It did not.
         weights_wait_seconds: It did not, and the layer it would go on with had yet to arrive.
+        update_wait_seconds: The part of that in which the layer's update, or one before it, had
+            yet to end: a faster link would not have shortened it.
         switch_median_us, switch_p99_us: Microseconds from the last op with one layer to the first
             op with the next; 0 without a switch.
         stream_in_seconds, stream_out_seconds: Something was on its way to, from the device.
         stream_in_bytes, stream_out_bytes: Bytes moved by then.
         stream_in_gb_per_second, stream_out_gb_per_second: Of 10^9 bytes, while busy; 0 if never.
+        both_ways_seconds: Something was on its way in both directions.
         transfer_hidden_share: Of the time in which anything was on its way, the part that was
             hidden; 0 without transfers.
         update_seconds: The optimizer worked.
@@ -41,6 +44,7 @@ class Breakdown:
     compute_seconds: float
     idle_seconds: float
     weights_wait_seconds: float
+    update_wait_seconds: float
     switch_median_us: float
     switch_p99_us: float
     stream_in_seconds: float
@@ -49,6 +53,7 @@ class Breakdown:
     stream_out_seconds: float
     stream_out_bytes: int
     stream_out_gb_per_second: float
+    both_ways_seconds: float
     transfer_hidden_share: float
     update_seconds: float
     update_hidden_seconds: float
@@ -67,15 +72,20 @@ def breakdown(spans: Iterable[Span], start: float, end: float) -> Breakdown:
     busy = Times.of(compute) & step
     arriving, departing = Times.of(coming) & step, Times.of(leaving) & step
     moving = arriving | departing
-    updating = Times.of(s for s in ops if s.lane is Lane.UPDATE) & step
+    updates = [s for s in ops if s.lane is Lane.UPDATE]
+    updating = Times.of(updates) & step
     switches = _switches([s for s in compute if s.layer >= 0], start)
     gaps = sorted(1e6 * (first.start - before) for before, first in switches[1:])
-    waits = [_arrival(coming, first) - before for before, first in switches]
+    waits = [(before, _arrival(coming, first), first.layer) for before, first in switches]
     return Breakdown(
         step_seconds=step.seconds,
         compute_seconds=busy.seconds,
         idle_seconds=(step - busy).seconds,
-        weights_wait_seconds=math.fsum(max(0.0, wait) for wait in waits),
+        weights_wait_seconds=math.fsum(max(0.0, arrival - before) for before, arrival, _ in waits),
+        update_wait_seconds=math.fsum(
+            max(0.0, min(arrival, _updated(updates, layer, arrival)) - before)
+            for before, arrival, layer in waits
+        ),
         switch_median_us=statistics.median(gaps) if gaps else 0.0,
         switch_p99_us=gaps[math.ceil(0.99 * len(gaps)) - 1] if gaps else 0.0,
         stream_in_seconds=arriving.seconds,
@@ -84,6 +94,7 @@ def breakdown(spans: Iterable[Span], start: float, end: float) -> Breakdown:
         stream_out_seconds=departing.seconds,
         stream_out_bytes=sum(s.num_bytes for s in leaving),
         stream_out_gb_per_second=_ratio(sum(s.num_bytes for s in leaving) / 1e9, departing.seconds),
+        both_ways_seconds=(arriving & departing).seconds,
         transfer_hidden_share=_ratio((moving & busy).seconds, moving.seconds),
         update_seconds=updating.seconds,
         update_hidden_seconds=(updating & busy).seconds,
@@ -148,6 +159,13 @@ def _arrival(coming: Sequence[Span], first: Span) -> float:
     """When the layer that an op computes with arrived; at the latest when the op began."""
     ends = [s.end for s in coming if s.layer == first.layer and s.start < first.start]
     return min(ends[-1], first.start) if ends else -math.inf
+
+
+def _updated(updates: Sequence[Span], layer: int, arrival: float) -> float:
+    """When the update that a layer's copy waited for, and all before it, had ended."""
+    handed = [s.start for s in updates if s.layer == layer and s.start < arrival]
+    ends = [s.end for s in updates if handed and s.start <= handed[-1]]
+    return max(ends, default=-math.inf)
 
 
 def _slab_waits(spans: Sequence[Span], compute: Sequence[Span]) -> float:

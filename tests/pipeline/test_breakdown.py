@@ -51,6 +51,7 @@ def test_one_step_reads_as_it_ran() -> None:
         compute_seconds=4.5,
         idle_seconds=5.5,
         weights_wait_seconds=4,  # of layer 0 until 3, of layer 2 from 4 to 5
+        update_wait_seconds=2,  # of layer 0 until 2
         switch_median_us=1e6,
         switch_p99_us=1e6,
         stream_in_seconds=3,
@@ -59,6 +60,7 @@ def test_one_step_reads_as_it_ran() -> None:
         stream_out_seconds=1.25,
         stream_out_bytes=4 * GB,
         stream_out_gb_per_second=3.2,
+        both_ways_seconds=0,
         transfer_hidden_share=1 / 4.25,  # only from 3 to 4
         update_seconds=4,
         update_hidden_seconds=1,
@@ -87,7 +89,7 @@ def test_ops_with_one_layer_are_one_visit() -> None:
 
 
 def test_nothing_at_all_is_idle() -> None:
-    assert breakdown([], 1, 3) == Breakdown(2, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert breakdown([], 1, 3) == Breakdown(2, 0, 2, *[0] * 16)
 
 
 # Whole numbers, so that sums are exact.
@@ -113,8 +115,13 @@ def test_parts_add_up(step: list[Span]) -> None:
     assert found.update_hidden_seconds <= found.compute_seconds
     assert found.update_exposed_seconds <= found.idle_seconds
     assert max(found.stream_in_seconds, found.stream_out_seconds) <= found.step_seconds
+    assert found.both_ways_seconds <= min(found.stream_in_seconds, found.stream_out_seconds)
+    assert found.both_ways_seconds >= (
+        found.stream_in_seconds + found.stream_out_seconds - found.step_seconds
+    )
     assert 0 <= found.transfer_hidden_share <= 1
-    assert 0 <= found.weights_wait_seconds <= found.idle_seconds
+    assert 0 <= found.update_wait_seconds <= found.weights_wait_seconds <= found.idle_seconds
+    assert found.update_wait_seconds <= found.update_seconds
     assert 0 <= found.switch_median_us <= found.switch_p99_us
 
 
@@ -157,6 +164,51 @@ def test_one_lane_at_a_time_hides_nothing(step: list[Span]) -> None:
         at = alone[-1].end
     found = breakdown(alone, 0, max(at, 1))
     assert found.update_hidden_seconds == found.transfer_hidden_share == 0
+
+
+def test_waiting_for_one_update_is_waiting_for_those_before_it_too() -> None:
+    """An update may end before an older one; its weights are given out when both have."""
+    found = breakdown(
+        [
+            span(Kind.UPDATE, 0, 0, 5),
+            span(Kind.UPDATE, 1, 1, 3),
+            span(Kind.UPDATE, 2, 2, 9),  # nobody needs it yet
+            span(Kind.STREAM_IN, 1, 5, 7),
+            span(Kind.FORWARD, 1, 7, 8),
+        ],
+        0,
+        8,
+    )
+    assert (found.weights_wait_seconds, found.update_wait_seconds) == (7, 5)
+
+
+@given(steps)
+def test_without_updates_every_wait_is_for_the_link(step: list[Span]) -> None:
+    without = [s for s in step if s.lane is not Lane.UPDATE or s.waits_for]
+    before, after = asdict(breakdown(step, 10, 50)), asdict(breakdown(without, 10, 50))
+    changed = {name for name in before if before[name] != after[name]}
+    assert all(name.startswith("update_") for name in changed)
+    assert not any(after[name] for name in after if name.startswith("update_"))
+
+
+@given(steps)
+def test_updates_that_never_end_are_all_that_is_waited_for(step: list[Span]) -> None:
+    layers = [span(Kind.UPDATE, layer, 0, 60) for layer in range(5)]
+    found = breakdown([*step, *layers], 10, 50)
+    assert found.update_wait_seconds == found.weights_wait_seconds
+
+
+@given(steps)
+def test_a_copy_for_each_copy_the_other_way_is_always_both_ways(step: list[Span]) -> None:
+    there = [s for s in step if s.lane is not Lane.STREAM_OUT]
+    back = [
+        replace(s, lane=Lane.STREAM_OUT, kind=Kind.STREAM_OUT)
+        for s in there
+        if s.lane is Lane.STREAM_IN
+    ]
+    found = breakdown([*there, *back], 10, 50)
+    assert found.both_ways_seconds == found.stream_in_seconds == found.stream_out_seconds
+    assert breakdown(there, 10, 50).both_ways_seconds == 0
 
 
 intervals = st.lists(st.tuples(moments, moments).map(lambda pair: (min(pair), max(pair))))
