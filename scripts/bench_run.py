@@ -181,7 +181,7 @@ class Bench:
                     resident = max(resident, host_bytes())
                 engine.lanes.drain()
                 plan, gpu_peak = engine.plan, gpu_peak_bytes()
-        timed = records[WARM_UP_STEPS:]
+        timed = records[min(WARM_UP_STEPS, len(records) - 1) :]
         seconds = statistics.median(record.seconds for record in timed)
         # The kernel counts both a little late, each by itself (proc(5)).
         host_peak = max(host_peak_bytes(), resident)
