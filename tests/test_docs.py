@@ -13,7 +13,8 @@ from scripts.config_reference import PAGE, reference
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
-PAGES = (ROOT / "README.md", GUIDE, ARCHITECTURE, PAGE)
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+PAGES = (ROOT / "README.md", GUIDE, ARCHITECTURE, BENCHMARKS, PAGE)
 
 SOURCES = sorted((ROOT / "megatrain_cli").rglob("*.py"))
 WORDS = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)))

@@ -15,7 +15,7 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     if loaded.config.pipeline.device != "cpu":
         # Read when torch loads OpenMP. Its threads would spin between torch's parallel regions, on
         # cores that belong to the optimizer here. Where torch computes on the CPU itself, spinning
-        # makes steps shorter (docs/benchmarks.md, the demo on two cores).
+        # makes steps shorter (docs/benchmarks.md, Demo).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # What torch.compile makes is kept for the next run; torch's own default is a temporary
         # folder, which a restart of the machine empties.
