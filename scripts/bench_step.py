@@ -107,7 +107,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", nargs="+", type=parse_batch, default=[Batch(8, 1024)])
     parser.add_argument("--accumulation", nargs="+", type=int, default=[1])
     parser.add_argument("--packed", type=int, metavar="TOKENS", help="documents of about so many")
-    parser.add_argument("--steps", type=int, default=6, help="the first two are not timed, if there are more")
+    parser.add_argument(
+        "--steps", type=int, default=6, help="the first two are not timed, if there are more"
+    )
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     parser.add_argument(
         "--variant",
