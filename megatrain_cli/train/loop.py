@@ -27,6 +27,9 @@ from megatrain_cli.train.step import StepUpdate
 from megatrain_cli.train.stop import StopRequest
 from megatrain_cli.train.warm_up import warm_up
 
+# Share of padding beyond which a compiled run says so: each token then costs more than twice.
+NOTED_PADDING = 0.5
+
 
 def train(loaded: LoadedConfig, console: RunConsole) -> None:
     """Train, and write the weights at the end.
@@ -50,6 +53,12 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
         if plan.shortfalls:  # measured, it may need more than it seemed
             raise PlanError("\n".join(plan.shortfalls))
         console.plan(plan)
+        if plan.decisions.compiled and rows.padding > NOTED_PADDING:
+            console.note(
+                f"{rows.padding:.0%} of the layers' work is on padding: compiled rows all have "
+                f"the length of the longest, {plan.decisions.max_length} tokens. A lower "
+                "`data.max_length`, or `pipeline.compile: false`, may be faster."
+            )
         width = DTYPES[config.model.dtype].itemsize
         check_room(folder.path, skeleton.spec.num_parameters * width)
         with _device_errors(plan.decisions.micro_batch_size):

@@ -88,6 +88,11 @@ class TrainingRows:
         return min(round_up(longest, LENGTH_STEP), self._config.data.max_length)
 
     @property
+    def padding(self) -> float:
+        """Share of all positions that is padding where every row has the planned length."""
+        return 1 - len(self.examples.tokens) / (len(self.examples) * self._decisions.max_length)
+
+    @property
     def rows_per_step(self) -> int:
         """Rows of a full step."""
         return self._decisions.micro_batch_size * self._decisions.num_micro_batches
