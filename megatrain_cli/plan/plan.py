@@ -117,7 +117,10 @@ def make_plan(
         return _total(lines_of(decide_all(asked)), device=False)
 
     def device_bytes(asked: TrainConfig) -> int:
-        return _total(lines_of(decide_all(asked)), device=True)
+        asked_lines = lines_of(decide_all(asked))
+        if host <= machine.host_bytes < _total(asked_lines, device=False):
+            return device  # a way that only moves the shortage to the host frees nothing
+        return _total(asked_lines, device=True)
 
     decisions = decide_all(config)
     lines = lines_of(decisions)

@@ -92,6 +92,19 @@ def test_no_layer_is_kept_that_the_host_has_no_room_for() -> None:
     assert "1 B are missing" in line
 
 
+def test_offloading_is_not_advised_where_the_host_has_no_room_for_it() -> None:
+    sections = {"train": {"micro_batch_size": 64}, "data": {"max_length": 4096}}
+    least = plan_for(SPEC, GPU, {**sections, "pipeline": {"activations": "recompute"}})
+    offload = {"activations": {"keep_layers": 0, "offload": True}}
+    waiting = plan_for(SPEC, GPU, {**sections, "pipeline": offload})
+    tight = replace(GPU, device_bytes=waiting.device_bytes - 1)
+    for host_bytes, advised in ((waiting.host_bytes - 1, False), (waiting.host_bytes, True)):
+        assert least.host_bytes <= host_bytes
+        (line,) = plan_for(SPEC, replace(tight, host_bytes=host_bytes), sections).shortfalls
+        assert ("offload: true" in line) is advised
+        assert "`train.micro_batch_size: 32`" in line
+
+
 @pytest.mark.parametrize("joined", [1, 2])
 def test_advice_to_a_rehearsed_run_is_for_the_micro_batches_it_would_have(joined: int) -> None:
     """What was measured is of the micro-batch that does not fit, not of a smaller one."""
