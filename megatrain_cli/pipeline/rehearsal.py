@@ -42,7 +42,8 @@ def rehearse(
     head_bytes = stage.head_peak()
     del stage
     torch.cuda.empty_cache()
-    return Measured(graph_bytes, layer_bytes, head_bytes)
+    tokens = decisions.micro_batch_size * decisions.max_length
+    return Measured(graph_bytes, layer_bytes, head_bytes, tokens)
 
 
 class _Stage:

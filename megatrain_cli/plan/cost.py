@@ -9,6 +9,7 @@ from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.rates import MachineRates, rate_at
+from megatrain_cli.plan.tiles import DTYPE_BYTES
 
 # Bytes that an update reads and writes a parameter, by master; RAM bounds it, so the rate measured
 # with `fp32_split` is scaled by them. FP32 weights are their own master: 28 too.
@@ -118,7 +119,7 @@ def weights_in(spec: ModelSpec, num_slots: int) -> int:
 def _link_seconds(spec: ModelSpec, decisions: Decisions, rates: MachineRates) -> float | None:
     if rates.link is None:
         return None
-    width = 2 if decisions.dtype == "bfloat16" else 4
+    width = DTYPE_BYTES[decisions.dtype]
     inward = weights_in(spec, decisions.num_slots) * width
     outward = spec.num_parameters * width
     bounds = [

@@ -83,7 +83,7 @@ class Known:
         can_pin: False after the driver refused to page-lock the store.
         joined: How many micro-batches pass at once, once that was tried on the device.
         can_compile: False after `torch.compile` failed.
-        length: Tokens of the longest row, once the data is known.
+        length: Tokens of the longest row, rounded up for the kernels, once the data is known.
         measured: From the rehearsal, once it has been.
     """
 
@@ -127,7 +127,7 @@ def decide(
     asked = config.train.gradient_accumulation_steps
     num_slabs = max(2, math.ceil(1.5 * asked)) if slabs == "auto" else slabs
     activations = _asked_activations(config, spec)
-    longest = min(known.length or config.data.max_length, config.data.max_length)
+    longest = _longest_row(config, spec, known)
     body = spec.decoder_layers
     slab_numel = max(layout.numel for layout in layouts[1 : len(body) + 1])
     ends = layouts[0].numel, layouts[-1].numel
@@ -178,7 +178,7 @@ def ways_to_join(
     if known.joined is not None:
         return (known.joined,)
     accumulation = config.train.gradient_accumulation_steps
-    tokens = config.train.micro_batch_size * (known.length or config.data.max_length)
+    tokens = config.train.micro_batch_size * _longest_row(config, spec, known)
     most = PASS_TOKENS // tokens if machine.has_cuda and not spec.has_dropout else 1
     ways = [n for n in range(min(most, accumulation), 1, -1) if accumulation % n == 0]
     return (*ways, 1)
@@ -197,6 +197,12 @@ def can_be_compiled(spec: ModelSpec, machine: MachineSpec) -> bool:
     On the CPU rows come one by one, each at its own length.
     """
     return machine.has_cuda and not spec.has_dropout
+
+
+def _longest_row(config: TrainConfig, spec: ModelSpec, known: Known) -> int:
+    """Tokens of a row at most; padding ends where the model's positions do."""
+    lengths = (config.data.max_length, known.length, spec.max_positions)
+    return min(length for length in lengths if length is not None)
 
 
 def _asked_activations(config: TrainConfig, spec: ModelSpec) -> Activations:

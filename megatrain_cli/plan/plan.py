@@ -82,11 +82,16 @@ def make_plan(
 
     def fits(decisions: Decisions) -> bool:
         lines = lines_of(decisions)
-        on_host = _total(lines, device=False) + SPARE_BYTES <= machine.host_bytes
+        free = machine.host_bytes - _total(lines, device=False)
         if not machine.has_cuda:
-            return on_host
-        on_device = _total(lines, device=True) + SPARE_BYTES <= machine.device_bytes
-        return on_device and (on_host or not decisions.offload)
+            return free >= SPARE_BYTES
+        if _total(lines, device=True) + SPARE_BYTES > machine.device_bytes:
+            return False
+        # Inputs that wait on the host take much of it, and what the device keeps a little. Where
+        # neither is asked for, a host that is too small is no matter of activations.
+        if decisions.offload:
+            return free >= SPARE_BYTES
+        return free >= 0 or decisions.keep_layers == 0
 
     def with_activations(asked: TrainConfig, decisions: Decisions) -> Decisions:
         if asked.pipeline.activations != "auto":
@@ -112,7 +117,10 @@ def make_plan(
         return _total(lines_of(decide_all(asked)), device=False)
 
     def device_bytes(asked: TrainConfig) -> int:
-        return _total(lines_of(decide_all(asked)), device=True)
+        asked_lines = lines_of(decide_all(asked))
+        if host <= machine.host_bytes < _total(asked_lines, device=False):
+            return device  # a way that only moves the shortage to the host frees nothing
+        return _total(asked_lines, device=True)
 
     decisions = decide_all(config)
     lines = lines_of(decisions)

@@ -6,9 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-# The annotations refuse what no measurement gives, where a file is read.
-Count = Annotated[int, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# The annotations refuse what no measurement gives, where a file is read: sums, products and
+# quotients of these stay finite.
+Count = Annotated[int, Field(ge=0, le=2**62)]
+Rate = Annotated[float, Field(ge=1, le=1e20, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ from megatrain_cli.train.step import StepUpdate
 from megatrain_cli.train.stop import StopRequest
 from megatrain_cli.train.warm_up import warm_up
 
+# Share of padding beyond which a compiled run says so: each token then costs more than twice.
+NOTED_PADDING = 0.5
+
 
 def train(loaded: LoadedConfig, console: RunConsole) -> None:
     """Train, and write the weights at the end.
@@ -50,9 +53,15 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
         if plan.shortfalls:  # measured, it may need more than it seemed
             raise PlanError("\n".join(plan.shortfalls))
         console.plan(plan)
+        if plan.decisions.compiled and rows.padding > NOTED_PADDING:
+            console.note(
+                f"{rows.padding:.0%} of the layers' work is on padding: compiled rows all have "
+                f"the length of the longest, {plan.decisions.max_length} tokens. A lower "
+                "`data.max_length`, or `pipeline.compile: false`, may be faster."
+            )
         width = DTYPES[config.model.dtype].itemsize
         check_room(folder.path, skeleton.spec.num_parameters * width)
-        with _device_errors(config.train.micro_batch_size):
+        with _device_errors(plan.decisions.micro_batch_size):
             engine = assemble(loaded, skeleton, plan, functions, console)
         stack.callback(engine.close)
         folder.write_config(dump_config(config))
@@ -61,7 +70,7 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
         stop = stack.enter_context(StopRequest())
         done = 0
         try:
-            with _device_errors(config.train.micro_batch_size):
+            with _device_errors(plan.decisions.micro_batch_size):
                 for done, record in enumerate(run.steps(), start=1):
                     journal.write(record)
                     if done % config.logging.log_steps == 0 or done == rows.total_steps:
@@ -201,13 +210,17 @@ def _show_rows(rows: TrainingRows, console: RunConsole) -> None:
 
 
 @contextmanager
-def _device_errors(micro_batch_size: int) -> Iterator[None]:
-    """Turn the device's failures into one clear line."""
+def _device_errors(num_rows: int) -> Iterator[None]:
+    """Turn the device's failures into one clear line.
+
+    Args:
+        num_rows: That pass through a layer at once.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise DeviceError(
-            f"The GPU ran out of memory with {micro_batch_size} rows in a micro-batch: "
+            f"The GPU ran out of memory with {num_rows} rows in a layer at once: "
             f"{str(error).splitlines()[0]} Set `pipeline.activations: recompute`, or a smaller "
             "`train.micro_batch_size`."
         ) from error

@@ -83,9 +83,14 @@ class TrainingRows:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row, rounded up for the kernels: the length of compiled rows."""
+        """Tokens of the longest row, rounded up for the kernels: all that a plan has room for."""
         longest = int(np.diff(self.examples.offsets).max())
         return min(round_up(longest, LENGTH_STEP), self._config.data.max_length)
+
+    @property
+    def padding(self) -> float:
+        """Share of all positions that is padding where every row has the planned length."""
+        return 1 - len(self.examples.tokens) / (len(self.examples) * self._decisions.max_length)
 
     @property
     def rows_per_step(self) -> int:
@@ -102,7 +107,7 @@ class TrainingRows:
         rows = [self.examples.row(i) for i in chosen]
         length = None
         if d.compiled:
-            length = self.longest
+            length = d.max_length
         elif d.micro_batch_size > 1:
             longest = max(len(ids) for ids, _ in rows)
             length = min(round_up(longest, LENGTH_STEP), d.max_length)

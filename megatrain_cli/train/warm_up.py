@@ -1,5 +1,6 @@
 """Compile what will be computed, measure what it takes, and plan again with what is known then."""
 
+import gc
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +18,7 @@ from megatrain_cli.model.kernels import (
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head
 from megatrain_cli.pipeline.rehearsal import rehearse
-from megatrain_cli.plan.decide import Decisions, Known
+from megatrain_cli.plan.decide import Decisions, Known, ways_to_join
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.report.console import RunConsole
 
@@ -46,16 +47,25 @@ def warm_up(
 
     def rehearsed(functions: Functions, plan: RunPlan) -> RunPlan:
         """The plan with what was measured; micro-batches that do not fit together are parted."""
-        parted = plan_again(replace(plan.known, joined=1))
+        joined = plan.decisions.joined
         try:
             measured = rehearse(skeleton, functions, plan.decisions, device)
         except torch.OutOfMemoryError:
-            if plan.decisions.joined == 1:
+            if joined == 1:
                 raise
-            return rehearsed(functions, parted)
-        joined = plan.decisions.joined
-        found = plan_again(replace(plan.known, measured=measured, joined=joined))
-        return rehearsed(functions, parted) if found.shortfalls and joined > 1 else found
+            # Tried again below and not here: while the error lives, its traceback holds what the
+            # rehearsal had allocated.
+            measured = None
+        # Compilers leave cycles of objects, gigabytes at times, and tensors hang on some of them.
+        gc.collect()
+        torch.cuda.empty_cache()
+        if measured is not None:
+            found = plan_again(replace(plan.known, measured=measured, joined=joined))
+            if joined == 1 or found.device_bytes <= machine.device_bytes:
+                return found
+        any_way = ways_to_join(config, skeleton.spec, machine, replace(plan.known, joined=None))
+        fewer = next(n for n in any_way if n < joined)
+        return rehearsed(functions, plan_again(replace(plan.known, joined=fewer)))
 
     plan = plan_again(replace(plan.known, length=length))
     if not machine.has_cuda:

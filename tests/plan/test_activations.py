@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from megatrain_cli.plan.activations import Activations, choose_activations
 from megatrain_cli.plan.decide import Known
 from megatrain_cli.plan.measured import Measured
 from megatrain_cli.plan.plan import SPARE_BYTES, make_plan
+from megatrain_cli.units import show_bytes
 from tests.plan.small import GPU, layouts_of, make_config, make_spec, plan_for
 
 LAYERS = 12
@@ -45,7 +47,7 @@ def test_a_plan_keeps_one_layer_less_than_would_not_fit(log_bytes: int, measured
     config = make_config({"train": {"micro_batch_size": 8}})
     machine = replace(GPU, device_bytes=(1 << 30) + (1 << log_bytes))
     graph = {SPEC.decoder_layers[0].kind: 5 << 20}
-    known = Known(measured=Measured(graph, graph, 1 << 20) if measured else None)
+    known = Known(measured=Measured(graph, graph, 1 << 20, 8 * 64) if measured else None)
     plan = make_plan(config, SPEC, layouts_of(SPEC), machine, known)
     keep = plan.decisions.keep_layers
     if plan.shortfalls:
@@ -73,9 +75,60 @@ def test_inputs_wait_on_the_host_only_where_the_device_cannot_hold_them() -> Non
     assert nothing.shortfalls
 
 
+def test_no_layer_is_kept_that_the_host_has_no_room_for() -> None:
+    """The driver's tables grow with what the device keeps: that may not be what is too much."""
+    sections = {"train": {"micro_batch_size": 64}, "data": {"max_length": 4096}}
+    none = plan_for(SPEC, GPU, {**sections, "pipeline": {"activations": "recompute"}})
+    every = plan_for(SPEC, GPU, sections)
+    assert every.decisions.keep_layers == LAYERS
+    assert every.host_bytes > none.host_bytes
+    found = [
+        plan_for(SPEC, replace(GPU, host_bytes=host_bytes), sections)
+        for host_bytes in (none.host_bytes, every.host_bytes - 1, every.host_bytes)
+    ]
+    assert [plan.shortfalls for plan in found] == [()] * 3
+    assert [plan.decisions.keep_layers for plan in found] == [0, LAYERS - 1, LAYERS]
+    (line,) = plan_for(SPEC, replace(GPU, host_bytes=none.host_bytes - 1), sections).shortfalls
+    assert "1 B are missing" in line
+
+
+def test_offloading_is_not_advised_where_the_host_has_no_room_for_it() -> None:
+    sections = {"train": {"micro_batch_size": 64}, "data": {"max_length": 4096}}
+    least = plan_for(SPEC, GPU, {**sections, "pipeline": {"activations": "recompute"}})
+    offload = {"activations": {"keep_layers": 0, "offload": True}}
+    waiting = plan_for(SPEC, GPU, {**sections, "pipeline": offload})
+    tight = replace(GPU, device_bytes=waiting.device_bytes - 1)
+    for host_bytes, advised in ((waiting.host_bytes - 1, False), (waiting.host_bytes, True)):
+        assert least.host_bytes <= host_bytes
+        (line,) = plan_for(SPEC, replace(tight, host_bytes=host_bytes), sections).shortfalls
+        assert ("offload: true" in line) is advised
+        assert "`train.micro_batch_size: 32`" in line
+
+
+@pytest.mark.parametrize("joined", [1, 2])
+def test_advice_to_a_rehearsed_run_is_for_the_micro_batches_it_would_have(joined: int) -> None:
+    """What was measured is of the micro-batch that does not fit, not of a smaller one."""
+    rows, length, graph = 8, 64, 5 << 30
+    kind = SPEC.decoder_layers[0].kind
+    measured = Measured({kind: graph}, {kind: 2 * graph}, 1 << 20, joined * rows * length)
+    known = Known(length=length, measured=measured, joined=joined)
+    train = {"micro_batch_size": rows, "gradient_accumulation_steps": 2}
+    config = make_config({"train": train, "pipeline": {"activations": "recompute"}})
+    short = replace(GPU, device_bytes=1 << 30)
+    (line,) = make_plan(config, SPEC, layouts_of(SPEC), short, known).shortfalls
+    ways = {text.split(" frees ")[0]: text for text in line.split(". ", 1)[1].split("; ")}
+    half = show_bytes(graph // 2)  # a layer at work has half the graph; inputs are small here
+    for changes in (
+        "`train.micro_batch_size: 4` with `train.gradient_accumulation_steps: 4`",
+        "`data.max_length: 32`",
+    ):
+        freed = ways[changes].split(" frees ")[1].split(" (")[0]
+        assert freed == half
+
+
 def test_measured_bytes_are_the_bill() -> None:
     kind = SPEC.decoder_layers[0].kind
-    known = Known(measured=Measured({kind: 1000}, {kind: 5000}, 7000), joined=1)
+    known = Known(measured=Measured({kind: 1000}, {kind: 5000}, 7000, 4 * 64), joined=1)
     config = make_config({"train": {"gradient_accumulation_steps": 2}})
     plan = make_plan(config, SPEC, layouts_of(SPEC), GPU, known)
     lines = {line.owner: line.num_bytes for line in plan.lines}

@@ -12,10 +12,11 @@ from megatrain_cli.plan.decide import (
     WHOLE_CHUNK,
     WHOLE_CHUNK_BYTES,
     Decisions,
+    Known,
 )
 from megatrain_cli.plan.machine import MachineSpec
-from megatrain_cli.plan.plan import SPARE_BYTES
-from tests.plan.small import CPU, GPU, Sections, layouts_of, make_spec, plan_for
+from megatrain_cli.plan.plan import SPARE_BYTES, make_plan
+from tests.plan.small import CPU, GPU, Sections, layouts_of, make_config, make_spec, plan_for
 
 SPEC = make_spec()
 
@@ -107,6 +108,19 @@ def test_micro_batches_are_joined_up_to_a_bound_where_they_fit(
         tight = replace(GPU, device_bytes=whole.device_bytes + SPARE_BYTES - 1)
         asked: Sections = {**sections, "pipeline": {"activations": "recompute"}}
         assert plan_for(spec, tight, asked).decisions.joined < whole.decisions.joined
+
+
+@pytest.mark.parametrize(
+    ("positions", "known", "length"),
+    [(None, None, 1000), (990, None, 990), (990, 1000, 990), (990, 640, 640), (2000, None, 1000)],
+)
+def test_padding_ends_where_the_positions_of_the_model_do(
+    positions: int | None, known: int | None, length: int
+) -> None:
+    spec = replace(SPEC, max_positions=positions)
+    config = make_config({"data": {"max_length": 1000}})
+    plan = make_plan(config, spec, layouts_of(spec), GPU, Known(length=known))
+    assert plan.decisions.max_length == length
 
 
 def test_a_cpu_takes_rows_one_by_one_and_as_many_of_them() -> None:

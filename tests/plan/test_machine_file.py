@@ -98,13 +98,22 @@ def test_a_wrong_file_is_refused_with_its_path_and_the_way_out(
     assert "\n" not in text
 
 
-@pytest.mark.parametrize("rate", ["0.0", "-1.0", "NaN", "Infinity", '"fast"'])
+@pytest.mark.parametrize("rate", ["0.0", "-1.0", "NaN", "Infinity", "1e308", "1e-308", '"fast"'])
 def test_a_rate_that_nothing_measures_is_refused(tmp_path: Path, rate: str) -> None:
     path = tmp_path / "m.json"
     text = FILE.to_json().replace("500000000000000.0", rate)
     assert rate in text
     path.write_text(text)
     with pytest.raises(CorruptError):
+        load_machine_file(path)
+
+
+def test_a_count_that_no_machine_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    values = json.loads(FILE.to_json())
+    values["machine"]["host_bytes"] = 10**400
+    path.write_text(json.dumps(values))
+    with pytest.raises(CorruptError, match=r"is damaged at machine\.host_bytes"):
         load_machine_file(path)
 
 

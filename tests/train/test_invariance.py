@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from megatrain_cli.optim import worker
@@ -162,6 +163,65 @@ def test_rectangles_of_padded_rows_give_the_gradients_of_single_rows(
         worst = ((found[name] - gradient).abs().max() / gradient.abs().max()).item()
         # The gradient of a bias is one sum over all 768 positions: its order shows the most.
         assert worst <= 2e-6, f"{name} differs by {worst:.2e}"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_micro_batches_that_pass_together_take_the_same_rows_to_the_last_part_of_an_epoch(
+    compiled: bool, tmp_path: Path
+) -> None:
+    """Steps of 8 of 11 rows, twice over: the last has 6, and padding where there are no more."""
+    train = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
+    config = make_workspace(
+        tmp_path, "gpt2", rows=11, data={"shuffle": True}, train={**train, "max_steps": None}
+    )
+    seen = {}
+    for rows_at_once in (1, 2, 8):
+
+        def divided(plan: RunPlan, rows: int = rows_at_once) -> RunPlan:
+            decisions = replace(
+                plan.decisions,
+                micro_batch_size=rows,
+                num_micro_batches=8 // rows,
+                compiled=compiled,
+            )
+            return replace(plan, decisions=decisions)
+
+        with start(config, ["train.num_epochs=2"], adjust=divided) as run:
+            steps = [run.rows.of_step(i) for i in range(run.rows.total_steps)]
+            shapes = {mb.input_ids.shape for step in steps for mb in step.micro_batches}
+            assert {count for count, _ in shapes} == {rows_at_once}
+            assert not compiled or shapes == {(rows_at_once, run.engine.plan.decisions.max_length)}
+            learnt = [
+                [tuple(row[row != -100]) for mb in step.micro_batches for row in mb.labels]
+                for step in steps
+            ]
+            seen[rows_at_once] = learnt, [(r.loss, r.tokens, r.rows, r.epoch) for r in run.steps()]
+    learnt, records = seen.pop(1)
+    assert [rows for _, _, rows, _ in records] == [8, 8, 6]
+    for other_learnt, other_records in seen.values():
+        assert other_learnt == learnt
+        for found, wanted in zip(other_records, records, strict=True):
+            assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_rectangle_of_rows_is_no_longer_than_the_positions_of_the_model(tmp_path: Path) -> None:
+    """Rounded up for the kernels, rows would look up positions that GPT-2 has not learned."""
+    config = make_workspace(tmp_path, "gpt2", train={"max_steps": 1})
+    longest = None
+    with start(config) as run:
+        longest = int(np.diff(run.rows.examples.offsets).max())
+    assert longest % 64
+    settings = tmp_path / "model" / "config.json"
+    values = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**values, "n_positions": longest}))
+
+    def in_rectangles(plan: RunPlan) -> RunPlan:
+        decisions = replace(plan.decisions, micro_batch_size=4, num_micro_batches=1)
+        return replace(plan, decisions=decisions)
+
+    with start(config, ["model.init=random"], adjust=in_rectangles) as run:
+        assert run.rows.of_step(0).micro_batches[0].input_ids.shape == (4, longest)
+        list(run.steps())
 
 
 def test_many_micro_batches_lose_no_more_than_one_rounding(tmp_path: Path) -> None:

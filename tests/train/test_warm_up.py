@@ -1,0 +1,58 @@
+"""Micro-batches that pass together are rehearsed, the most first, until some fit."""
+
+import io
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from megatrain_cli.config.load import load_config
+from megatrain_cli.model.skeleton import Skeleton
+from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.plan.measured import Measured
+from megatrain_cli.report.console import RunConsole
+from megatrain_cli.train import warm_up as module
+from megatrain_cli.train.assemble import prepare
+from tests.plan.small import GPU
+from tests.train.workspace import make_workspace
+
+FIRST_THAT_FITS = 2
+
+
+@pytest.mark.parametrize("finds_out", ["runs out", "measures too much"])
+def test_fewer_micro_batches_are_rehearsed_after_the_memory_of_more_was_let_go(
+    finds_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = {"micro_batch_size": 2, "gradient_accumulation_steps": 8}
+    loaded = load_config(make_workspace(tmp_path, train=train, pipeline={"device": "auto"}), [])
+    skeleton, plan = prepare(loaded, GPU)
+    assert plan.decisions.joined == 8
+    tried: list[int] = []
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def rehearse(
+        skeleton: Skeleton, functions: object, decisions: Decisions, device: object
+    ) -> Measured:
+        assert all(ref() is None for ref in held), "what the last rehearsal held is still there"
+        hidden = torch.zeros(1)
+        held.append(weakref.ref(hidden))
+        tried.append(decisions.joined)
+        fits = decisions.joined <= FIRST_THAT_FITS
+        if finds_out == "runs out" and not fits:
+            raise torch.OutOfMemoryError
+        graph = {layer.kind: 1 if fits else 1 << 60 for layer in skeleton.spec.decoder_layers}
+        return Measured(graph, graph, 1, decisions.micro_batch_size * decisions.max_length)
+
+    monkeypatch.setattr(module, "rehearse", rehearse)
+    monkeypatch.setattr(module, "_settle_attention", lambda *_: "sdpa")
+    for name in ("set_device", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(Skeleton, "move_buffers", lambda *_: None)
+    console = RunConsole(Console(file=io.StringIO()))
+    found, _ = module.warm_up(loaded.config, skeleton, plan, 64, console)
+    assert tried == [8, 4, 2]
+    assert found.decisions.joined == FIRST_THAT_FITS
+    assert found.known.measured is not None
+    assert not found.shortfalls
