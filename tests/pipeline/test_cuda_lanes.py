@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from megatrain_cli.errors import InternalError
 from megatrain_cli.pipeline import cuda_lanes
+from megatrain_cli.pipeline.breakdown import breakdown
 from megatrain_cli.pipeline.cuda_lanes import CudaLanes
 from megatrain_cli.pipeline.lanes import Pending
 from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Lane, Op
@@ -225,6 +227,38 @@ def test_a_fence_is_after_all_host_work_and_before_what_comes_later(lanes: CudaL
     fence.wait()
     assert sorted(order) == ["clip", "update"]
     gate.open.set()
+
+
+def test_time_to_issue_is_that_of_the_op_without_its_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0
+
+    def take(seconds: int) -> None:
+        nonlocal now
+        now += seconds
+
+    clock = SimpleNamespace(perf_counter=lambda: float(now))
+    for module in (cuda_lanes, fake_cuda):
+        monkeypatch.setattr(module, "time", clock)
+    lanes, gate = CudaLanes(CPU), Gate()
+
+    def copy() -> None:
+        gate()
+        take(5)
+
+    lanes.submit(Op(Kind.STREAM_IN, 0, records=(READY,)), copy)
+    assert gate.begun.wait(PATIENCE)
+    gate.open.set()
+    lanes.submit(Op(Kind.FORWARD, 0, waits=(READY,)), lambda: take(3))
+    lanes.submit(Op(Kind.FORWARD, 1), lambda: take(2))
+    lanes.drain()
+    spans = [span for span in lanes.take_spans() if span.waits_for is None]
+    lanes.close()
+    assert sorted((s.kind, s.issue_seconds) for s in spans) == [
+        (Kind.FORWARD, 2), (Kind.FORWARD, 3), (Kind.STREAM_IN, 5)
+    ]  # fmt: skip
+    assert breakdown(spans, 0, 60).issue_seconds == 5
 
 
 def test_close_drops_what_has_not_begun() -> None:
