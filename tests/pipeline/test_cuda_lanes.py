@@ -188,6 +188,74 @@ def test_updates_overlap_and_their_records_come_in_order(lanes: CudaLanes) -> No
     assert copied == [0, 1, 2]
 
 
+def test_an_update_that_ends_early_is_recorded_when_those_before_it_have_ended(
+    lanes: CudaLanes,
+) -> None:
+    first, second = Future[None](), Future[None]()
+    second.set_result(None)
+    begun = threading.Event()
+    for layer, work in enumerate((lambda: first, lambda: second, begun.set)):
+        updated = Event("updated", Buffer("weights", layer))
+        lanes.submit(Op(Kind.UPDATE, layer, records=(updated,)), work)
+    assert begun.wait(PATIENCE)  # so the lane's thread is done with the second
+    records = [lanes._latest[Event("updated", Buffer("weights", layer))] for layer in range(2)]
+    assert not any(record.reached.is_set() for record in records)
+    first.set_result(None)
+    assert all(record.reached.is_set() for record in records)
+
+
+def test_a_fence_is_after_copies_to_the_host(lanes: CudaLanes) -> None:
+    gate, order = Gate(), list[str]()
+
+    class OpensWhenWaitedFor(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            gate.open.set()
+            return super().wait(timeout)
+
+    def copy() -> None:
+        gate()
+        order.append("copied")
+
+    lanes.submit(Op(Kind.STREAM_OUT, 0), copy)
+    lanes._last[Lane.STREAM_OUT].reached = OpensWhenWaitedFor()
+    assert gate.begun.wait(PATIENCE)
+    try:
+        lanes.fence().wait()
+        assert order == ["copied"]
+    finally:
+        gate.open.set()
+
+
+def test_streams_and_threads_are_held_for_the_end_of_what_an_op_waits_for(
+    lanes: CudaLanes,
+) -> None:
+    """That it was issued is not enough; a fake device would not show it by itself."""
+    lanes.submit(Op(Kind.STREAM_IN, 0, records=(READY,)), nothing)
+    lanes.submit(Op(Kind.FORWARD, 0, waits=(READY,)), nothing)
+    end = lanes._latest[READY]._end
+    assert isinstance(end, fake_cuda.Event)
+    assert fake(lanes, Lane.COMPUTE).held_for == [end]
+    assert end.times_awaited == 0
+    lanes.submit(Op(Kind.CLIP, -1, waits=(READY,)), nothing)
+    lanes.fence().wait()
+    assert end.times_awaited == 1
+
+
+def test_draining_and_closing_wait_for_every_stream() -> None:
+    lanes = CudaLanes(CPU)
+    streams = [fake(lanes, lane) for lane in (Lane.STREAM_IN, Lane.COMPUTE, Lane.STREAM_OUT)]
+    lanes.drain()
+    assert [stream.times_awaited for stream in streams] == [1, 1, 1]
+    lanes.close()
+    assert [stream.times_awaited for stream in streams] == [2, 2, 2]
+
+
+def fake(lanes: CudaLanes, lane: Lane) -> fake_cuda.Stream:
+    stream: object = lanes._streams[lane]
+    assert isinstance(stream, fake_cuda.Stream)
+    return stream
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("cancel", [False, True])
 def test_an_update_that_fails_later_is_the_lanes_failure(

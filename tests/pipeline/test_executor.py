@@ -1,9 +1,12 @@
 """What the executor makes of a schedule beside its ops: the points in time of a step."""
 
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
+from megatrain_cli.pipeline.compute import StepInputs
 from megatrain_cli.pipeline.lanes import InlineLanes, InlineMark, Work
 from megatrain_cli.pipeline.ops import Kind, Op
 from tests.pipeline.modes import train
@@ -44,3 +47,21 @@ def test_every_mark_of_a_step_is_before_the_report_that_the_clip_waits_for(
     assert Kind.BACKWARD in steps[loss:end]
     assert Kind.BACKWARD not in [*steps[:loss], *steps[end:]]
     assert steps[loss - 1] is Kind.LOSS
+
+
+@pytest.mark.parametrize("name", ["direct", "kept", "eager"])
+def test_what_layers_are_given_is_let_go_of_with_the_step(
+    name: str, configs: dict[str, Path]
+) -> None:
+    """An update or a lane's thread may hold the step far into the next one."""
+    steps: list[StepInputs] = []
+
+    class Keeper(InlineLanes):
+        def submit(self, op: Op, work: Work, num_bytes: int = 0) -> None:
+            super().submit(op, work, num_bytes)
+            assert isinstance(work, partial)
+            steps.extend(x for x in work.args if isinstance(x, StepInputs))
+
+    train(configs, name, lambda device: Keeper())
+    assert steps
+    assert all(step.args == {} for step in steps)
