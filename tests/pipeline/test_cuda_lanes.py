@@ -232,7 +232,7 @@ def test_streams_and_threads_are_held_for_the_end_of_what_an_op_waits_for(
     """That it was issued is not enough; a fake device would not show it by itself."""
     lanes.submit(Op(Kind.STREAM_IN, 0, records=(READY,)), nothing)
     lanes.submit(Op(Kind.FORWARD, 0, waits=(READY,)), nothing)
-    end = lanes._latest[READY]._end
+    end: object = lanes._latest[READY]._end
     assert isinstance(end, fake_cuda.Event)
     assert fake(lanes, Lane.COMPUTE).held_for == [end]
     assert end.times_awaited == 0
