@@ -25,7 +25,6 @@ class HiddenBuffers:
     ) -> None:
         touched = sorted({b for op in ops for b in (*op.reads, *op.writes)})
         on_device = [b for b in touched if b.kind in ("input", "ring", "output_gradient")]
-        on_device = [b for b in on_device if b.kind != "input" or b.number > 0]
         self._flat = {b: torch.zeros(max_elements, dtype=dtype, device=device) for b in on_device}
         self._arena: Arena | None = None
         offloaded = [b for b in touched if b.kind == "host_input"]

@@ -24,6 +24,9 @@ class Breakdown:
         step_seconds: From its start to its end.
         compute_seconds: The compute lane worked.
         idle_seconds: It did not.
+        issue_seconds: The thread that submits was busy issuing the compute lane's ops: near the
+            whole step beside a compute lane that idles, the step waits for that thread. 0 where an
+            op is done when it is issued.
         weights_wait_seconds: It did not, and the layer it would go on with had yet to arrive.
         update_wait_seconds: The part of that in which the layer's update, or one before it, had
             yet to end: a faster link would not have shortened it.
@@ -43,6 +46,7 @@ class Breakdown:
     step_seconds: float
     compute_seconds: float
     idle_seconds: float
+    issue_seconds: float
     weights_wait_seconds: float
     update_wait_seconds: float
     switch_median_us: float
@@ -81,6 +85,7 @@ def breakdown(spans: Iterable[Span], start: float, end: float) -> Breakdown:
         step_seconds=step.seconds,
         compute_seconds=busy.seconds,
         idle_seconds=(step - busy).seconds,
+        issue_seconds=math.fsum(s.issue_seconds for s in compute),
         weights_wait_seconds=math.fsum(max(0.0, arrival - before) for before, arrival, _ in waits),
         update_wait_seconds=math.fsum(
             max(0.0, min(arrival, _updated(updates, layer, arrival)) - before)

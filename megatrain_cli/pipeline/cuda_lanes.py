@@ -186,7 +186,8 @@ class CudaLanes:
             job.work()
         end = cuda.Event(enable_timing=True, blocking=True)
         end.record(stream)
-        note = DeviceNote(job.op, job.num_bytes, issued, start, end)
+        took = time.perf_counter() - issued
+        note = DeviceNote(job.op, job.num_bytes, issued, start, end, took)
         self._device_trace.add(note)
         job.record.set(end, note)
 

@@ -51,7 +51,8 @@ class IssuedStep:
     """A step on its way.
 
     Attributes:
-        start, loss, end: Points on the compute lane: before, after the loss, after backward.
+        start, loss, end: Points on the compute lane: before, after the loss, after backward. All
+            are reached when `clipped` is.
         clipped: Reached when `HostWork.clip` has returned and all gradients are on the host;
             deferred updates may still be pending.
         num_targets: Supervised tokens.
@@ -121,16 +122,19 @@ class Executor:
             # Its weights are of the step before. No copy of that step is still to be issued: this
             # thread has issued the compute that reads it.
             slot.layer = None
-        start = loss = self._lanes.mark()
+        start = loss = end = self._lanes.mark()
         clipped = self._lanes.fence()
         for op in self._ops:
+            if op.kind is Kind.REPORT:
+                # Before it and not behind: `clipped` says that the report has ended.
+                end = self._lanes.mark()
             work = partial(self._run, op, step, host)
             self._lanes.submit(op, work, self._num_bytes(op, step))
             if op.kind is Kind.LOSS and op.last:
                 loss = self._lanes.mark()
             elif op.kind is Kind.CLIP:
                 clipped = self._lanes.fence()
-        return IssuedStep(start, loss, self._lanes.mark(), clipped, step.num_targets)
+        return IssuedStep(start, loss, end, clipped, step.num_targets)
 
     def take_spans(self) -> list[Span]:
         """What has ended since the last call, without waiting: read it when a step is `clipped`.

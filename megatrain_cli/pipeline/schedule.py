@@ -167,14 +167,14 @@ class _Builder:
             last = mb == shape.num_micro_batches - 1
             gradient = [target] if last else []
             above = Buffer("output_gradient", 0, mb)
-            source = shape.input_of(layer, mb)
+            source = [shape.input_of(layer, mb)] if layer else []  # token ids come with the op
             if layer == shape.head:
-                reads = [*slots, source]
+                reads = [*slots, *source]
                 if shape.tied:
                     reads.append(Buffer("slot", shape.end_slot(0)))
                 self._emit(Kind.LOSS, layer, mb, last=last, reads=reads, writes=[above, *gradient])
             elif backward:
-                reads = [*slots, source]
+                reads = [*slots, *source]
                 if shape.recomputes(layer):
                     self._emit(Kind.RECOMPUTE, layer, mb, reads=reads)
                 self._emit(
@@ -182,7 +182,7 @@ class _Builder:
                 )
             else:
                 result = shape.input_of(layer + 1, mb)
-                self._emit(Kind.FORWARD, layer, mb, reads=[*slots, source], writes=[result])
+                self._emit(Kind.FORWARD, layer, mb, reads=[*slots, *source], writes=[result])
                 self._offload(layer + 1, mb, result)
         if layer == shape.head or backward:
             self.gradients_used += 1

@@ -32,6 +32,7 @@ class Span:
         num_bytes: What it moved over the link.
         waits_for: None if the op itself; else the name of the event that the thread which issues
             it slept for.
+        issue_seconds: How long a thread was busy issuing it to a device; 0 for an op of the host.
     """
 
     lane: Lane
@@ -42,13 +43,20 @@ class Span:
     end: float
     num_bytes: int = 0
     waits_for: str | None = None
+    issue_seconds: float = 0.0
 
 
 def span_of(
-    op: Op, start: float, end: float, num_bytes: int = 0, waits_for: str | None = None
+    op: Op,
+    start: float,
+    end: float,
+    num_bytes: int = 0,
+    waits_for: str | None = None,
+    issue_seconds: float = 0.0,
 ) -> Span:
     """The op, or a wait before it, between two times."""
-    return Span(op.lane, op.kind, op.layer, op.micro_batch, start, end, num_bytes, waits_for)
+    where = op.lane, op.kind, op.layer, op.micro_batch
+    return Span(*where, start, end, num_bytes, waits_for, issue_seconds)
 
 
 class HostTrace:
@@ -81,8 +89,9 @@ class DeviceNote:
     """An op that was issued to a stream.
 
     Attributes:
-        issued: When, in seconds of the host.
+        issued: When that began, in seconds of the host.
         start, end: Around its work on the stream.
+        issue_seconds: How long it took the thread, waits for other ops not counted.
         seen: When a thread of the host first knew that it had ended.
     """
 
@@ -91,6 +100,7 @@ class DeviceNote:
     issued: float
     start: TimedEvent
     end: TimedEvent
+    issue_seconds: float = 0.0
     seen: float = math.inf
 
 
@@ -119,7 +129,13 @@ class DeviceTrace:
         self._offset = min(max(self._offset, earliest), latest)
         self._align()
         return [
-            span_of(note.op, self._offset + start, self._offset + end, note.num_bytes)
+            span_of(
+                note.op,
+                self._offset + start,
+                self._offset + end,
+                note.num_bytes,
+                issue_seconds=note.issue_seconds,
+            )
             for note, start, end in timed
         ]
 

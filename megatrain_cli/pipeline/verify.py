@@ -66,70 +66,96 @@ def _check_races(ops: Sequence[Op]) -> None:
 
 
 def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
-    """Every op finds in each buffer what it needs: the right layer, micro-batch and piece."""
+    """Every op finds in each buffer what it needs: the right layer, micro-batch and piece.
+
+    And says so: a buffer that an op touches without naming it would be in no race.
+    """
     holds: dict[Buffer, object] = {}
     complete: set[int] = set()
+    landed: Counter[int] = Counter()  # pieces of each layer's gradient in its tile
 
     def expect(op: Op, buffer: Buffer, content: object) -> None:
+        """The op works on what the buffer holds."""
         if holds.get(buffer) != content:
             raise ScheduleError(
                 f"{_name(op)} needs {content} in {buffer}, which holds {holds.get(buffer)}"
             )
+        named(op, buffer, (*op.reads, *op.writes))
+
+    def leave(op: Op, buffer: Buffer, content: object) -> None:
+        """The op fills the buffer."""
+        named(op, buffer, op.writes)
+        holds[buffer] = content
+
+    def named(op: Op, buffer: Buffer, touched: tuple[Buffer, ...]) -> None:
+        if buffer not in touched:
+            raise ScheduleError(f"{_name(op)} touches {buffer} and does not say so")
 
     for op in ops:
         mb = op.micro_batch or 0
+        content = ("input", op.layer, mb)
+        above = Buffer("output_gradient", 0, mb)
+        gradient = Buffer("gradient", op.layer)
         if op.kind in (Kind.FORWARD, Kind.LOSS, Kind.RECOMPUTE, Kind.BACKWARD):
             if not (shape.lookup and op.kind is Kind.BACKWARD and op.layer == 0):
-                expect(op, op.buffer("slot"), op.layer)
+                expect(op, _one(op, "slot", op.reads), op.layer)
             if op.layer > 0:
-                expect(op, shape.input_of(op.layer, mb), ("input", op.layer, mb))
+                expect(op, shape.input_of(op.layer, mb), content)
         match op.kind:
             case Kind.STREAM_IN:
-                holds[op.buffer("slot")] = op.layer
-                wanted = _weights(op.layer, shape)
-                if set(op.reads) != wanted:
-                    raise ScheduleError(f"{_name(op)} reads {op.reads}, not {wanted}")
+                leave(op, _one(op, "slot", op.writes), op.layer)
+                if set(op.reads) != set(_weights(op.layer, shape)):
+                    raise ScheduleError(f"{_name(op)} does not read just the layer's weights")
             case Kind.FORWARD:
-                holds[shape.input_of(op.layer + 1, mb)] = ("input", op.layer + 1, mb)
+                leave(op, shape.input_of(op.layer + 1, mb), ("input", op.layer + 1, mb))
             case Kind.OFFLOAD:
-                expect(op, op.reads[0], ("input", op.layer, mb))
-                holds[op.writes[0]] = ("input", op.layer, mb)
+                expect(op, shape.input_of(op.layer, mb), content)
+                leave(op, Buffer("host_input", op.layer, mb), content)
             case Kind.FETCH:
-                expect(op, op.reads[0], ("input", op.layer, mb))
-                holds[op.writes[0]] = ("input", op.layer, mb)
+                expect(op, Buffer("host_input", op.layer, mb), content)
+                leave(op, shape.input_of(op.layer, mb), content)
             case Kind.LOSS:
                 if shape.tied:
-                    embedding = Buffer("slot", shape.end_slot(0))
-                    expect(op, embedding, 0)
-                    if embedding not in op.reads:
-                        raise ScheduleError(f"{_name(op)} does not read {embedding}")
-                holds[Buffer("output_gradient", 0, mb)] = op.layer
+                    expect(op, Buffer("slot", shape.end_slot(0)), 0)
+                leave(op, above, op.layer)
             case Kind.BACKWARD:
-                expect(op, Buffer("output_gradient", 0, mb), op.layer + 1)
-                holds[Buffer("output_gradient", 0, mb)] = op.layer
+                expect(op, above, op.layer + 1)
+                leave(op, above, op.layer)
             case Kind.STREAM_OUT:
-                expect(op, op.buffer("device_gradient"), ("gradient", op.layer))
-                if op.touches("slab"):
-                    holds[op.buffer("slab")] = (op.layer, op.piece)
+                expect(op, _one(op, "device_gradient", op.reads), ("gradient", op.layer))
+                if shape.num_slabs:
+                    leave(op, _one(op, "slab", op.writes), (op.layer, op.piece))
+                else:
+                    landed[op.layer] += 1
+                    leave(op, gradient, landed[op.layer])
             case Kind.ACCUMULATE:
-                expect(op, op.buffer("slab"), (op.layer, op.piece))
+                expect(op, _one(op, "slab", op.reads), (op.layer, op.piece))
+                landed[op.layer] += 1
+                leave(op, gradient, landed[op.layer])
             case Kind.UPDATE:
+                leave(op, Buffer("weights", op.layer, op.piece or 0), "updated")
                 if shape.eager:
-                    expect(op, op.buffer("slab"), (op.layer, op.piece))
-                written = Buffer("weights", op.layer, op.piece or 0)
-                if op.writes != (written,):
-                    raise ScheduleError(f"{_name(op)} writes {op.writes}, not {written}")
+                    expect(op, _one(op, "slab", op.reads), (op.layer, op.piece))
+                else:
+                    expect(op, gradient, shape.pieces[op.layer])
+                    expect(op, Buffer("totals"), "all")
+                    expect(op, Buffer("coefficient"), "all")
             case Kind.REPORT:
                 if len(complete) != shape.num_layers:
                     raise ScheduleError(f"{_name(op)} comes before gradients are complete")
-                holds[op.buffer("totals")] = "all"
+                leave(op, Buffer("totals"), "all")
             case Kind.CLIP:
-                expect(op, op.buffer("totals"), "all")
+                expect(op, Buffer("totals"), "all")
+                leave(op, Buffer("coefficient"), "all")
+                if shape.eager:  # what it says of the layers changed by then must be so
+                    for layer in range(shape.num_layers):
+                        for weights in _weights(layer, shape):
+                            expect(op, weights, "updated")
             case Kind.RECOMPUTE:
                 pass  # leaves nothing that another op looks for in a buffer
         if op.last:
             complete.add(op.layer)
-            holds[op.buffer("device_gradient")] = ("gradient", op.layer)
+            leave(op, _one(op, "device_gradient", op.writes), ("gradient", op.layer))
 
 
 def _check_counts(ops: Sequence[Op], shape: PipelineShape) -> None:
@@ -168,12 +194,18 @@ def _check_counts(ops: Sequence[Op], shape: PipelineShape) -> None:
         raise ScheduleError(f"not one step: missing {dict(missing)}, too many {dict(extra)}")
 
 
-def _weights(layer: int, shape: PipelineShape) -> set[Buffer]:
+def _weights(layer: int, shape: PipelineShape) -> list[Buffer]:
     """All of a layer's weights: eager updates write them piece by piece."""
-    return {
-        Buffer("weights", layer, piece)
-        for piece in range(shape.pieces[layer] if shape.eager else 1)
-    }
+    pieces = shape.pieces[layer] if shape.eager else 1
+    return [Buffer("weights", layer, piece) for piece in range(pieces)]
+
+
+def _one(op: Op, kind: str, touched: tuple[Buffer, ...]) -> Buffer:
+    """The buffer of a kind whose number is the schedule's choice; of several, the first."""
+    for buffer in touched:
+        if buffer.kind == kind:
+            return buffer
+    raise ScheduleError(f"{_name(op)} names no {kind}")
 
 
 def _name(op: Op) -> str:

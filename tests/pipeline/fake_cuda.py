@@ -15,18 +15,22 @@ import torch
 class Stream:
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.held_for: list[Event] = []
+        self.times_awaited = 0
 
     def wait_event(self, event: "Event") -> None:
         assert event.query(), "a stream waits for what was not issued"
+        self.held_for.append(event)
 
     def synchronize(self) -> None:
-        pass
+        self.times_awaited += 1
 
 
 class Event:
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         del enable_timing, blocking
         self._at: float | None = None
+        self.times_awaited = 0
 
     def record(self, stream: Stream) -> None:
         del stream
@@ -37,6 +41,7 @@ class Event:
 
     def synchronize(self) -> None:
         assert self.query(), "a thread waits for what was not issued"
+        self.times_awaited += 1
 
     def elapsed_time(self, later: "Event") -> float:
         assert self._at is not None

@@ -14,9 +14,15 @@ GB = 10**9
 
 
 def span(
-    kind: Kind, layer: int, start: float, end: float, num_bytes: int = 0, waits: str | None = None
+    kind: Kind,
+    layer: int,
+    start: float,
+    end: float,
+    num_bytes: int = 0,
+    waits: str | None = None,
+    issue: float = 0.0,
 ) -> Span:
-    return Span(LANE_OF[kind], kind, layer, None, start, end, num_bytes, waits)
+    return Span(LANE_OF[kind], kind, layer, None, start, end, num_bytes, waits, issue)
 
 
 def test_one_step_reads_as_it_ran() -> None:
@@ -33,11 +39,11 @@ def test_one_step_reads_as_it_ran() -> None:
         [
             span(Kind.UPDATE, 0, 0, 2),
             span(Kind.UPDATE, 1, 2, 4),
-            span(Kind.STREAM_IN, 0, 2, 3, 2 * GB),
+            span(Kind.STREAM_IN, 0, 2, 3, 2 * GB, issue=0.5),  # by another thread
             span(Kind.STREAM_IN, 1, 3, 4, 4 * GB),
             span(Kind.STREAM_IN, 2, 4, 5, 6 * GB),
-            span(Kind.FORWARD, 0, 3, 4),
-            span(Kind.LOSS, 2, 5, 7),
+            span(Kind.FORWARD, 0, 3, 4, issue=0.25),
+            span(Kind.LOSS, 2, 5, 7, issue=3),  # issued long before it began
             span(Kind.STREAM_OUT, 2, 7, 8, 3 * GB),
             span(Kind.BACKWARD, 1, 8, 9.5),
             span(Kind.STREAM_OUT, 1, 4.5, 9.75, waits="slab_free"),  # complete at 9.5
@@ -50,6 +56,7 @@ def test_one_step_reads_as_it_ran() -> None:
         step_seconds=10,
         compute_seconds=4.5,
         idle_seconds=5.5,
+        issue_seconds=3.25,
         weights_wait_seconds=4,  # of layer 0 until 3, of layer 2 from 4 to 5
         update_wait_seconds=2,  # of layer 0 until 2
         switch_median_us=1e6,
@@ -89,7 +96,7 @@ def test_ops_with_one_layer_are_one_visit() -> None:
 
 
 def test_nothing_at_all_is_idle() -> None:
-    assert breakdown([], 1, 3) == Breakdown(2, 0, 2, *[0] * 16)
+    assert breakdown([], 1, 3) == Breakdown(2, 0, 2, *[0] * 17)
 
 
 # Whole numbers, so that sums are exact.
@@ -101,7 +108,8 @@ def spans(draw: st.DrawFn) -> Span:
     start, end = sorted((draw(moments), draw(moments)))
     kind = draw(st.sampled_from(Kind))
     waits = draw(st.sampled_from([None, None, "slab_free", "updated"]))
-    return span(kind, draw(st.integers(0, 4)), start, end, draw(st.integers(0, 9)), waits)
+    num_bytes, issue = draw(st.integers(0, 9)), float(draw(st.integers(0, 9)))
+    return span(kind, draw(st.integers(0, 4)), start, end, num_bytes, waits, issue)
 
 
 steps = st.lists(spans(), max_size=20)

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from megatrain_cli.errors import InternalError
 from megatrain_cli.pipeline import cuda_lanes
+from megatrain_cli.pipeline.breakdown import breakdown
 from megatrain_cli.pipeline.cuda_lanes import CudaLanes
 from megatrain_cli.pipeline.lanes import Pending
 from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Lane, Op
@@ -186,6 +188,74 @@ def test_updates_overlap_and_their_records_come_in_order(lanes: CudaLanes) -> No
     assert copied == [0, 1, 2]
 
 
+def test_an_update_that_ends_early_is_recorded_when_those_before_it_have_ended(
+    lanes: CudaLanes,
+) -> None:
+    first, second = Future[None](), Future[None]()
+    second.set_result(None)
+    begun = threading.Event()
+    for layer, work in enumerate((lambda: first, lambda: second, begun.set)):
+        updated = Event("updated", Buffer("weights", layer))
+        lanes.submit(Op(Kind.UPDATE, layer, records=(updated,)), work)
+    assert begun.wait(PATIENCE)  # so the lane's thread is done with the second
+    records = [lanes._latest[Event("updated", Buffer("weights", layer))] for layer in range(2)]
+    assert not any(record.reached.is_set() for record in records)
+    first.set_result(None)
+    assert all(record.reached.is_set() for record in records)
+
+
+def test_a_fence_is_after_copies_to_the_host(lanes: CudaLanes) -> None:
+    gate, order = Gate(), list[str]()
+
+    class OpensWhenWaitedFor(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            gate.open.set()
+            return super().wait(timeout)
+
+    def copy() -> None:
+        gate()
+        order.append("copied")
+
+    lanes.submit(Op(Kind.STREAM_OUT, 0), copy)
+    lanes._last[Lane.STREAM_OUT].reached = OpensWhenWaitedFor()
+    assert gate.begun.wait(PATIENCE)
+    try:
+        lanes.fence().wait()
+        assert order == ["copied"]
+    finally:
+        gate.open.set()
+
+
+def test_streams_and_threads_are_held_for_the_end_of_what_an_op_waits_for(
+    lanes: CudaLanes,
+) -> None:
+    """That it was issued is not enough; a fake device would not show it by itself."""
+    lanes.submit(Op(Kind.STREAM_IN, 0, records=(READY,)), nothing)
+    lanes.submit(Op(Kind.FORWARD, 0, waits=(READY,)), nothing)
+    end: object = lanes._latest[READY]._end
+    assert isinstance(end, fake_cuda.Event)
+    assert fake(lanes, Lane.COMPUTE).held_for == [end]
+    assert end.times_awaited == 0
+    lanes.submit(Op(Kind.CLIP, -1, waits=(READY,)), nothing)
+    lanes.fence().wait()
+    assert end.times_awaited == 1
+
+
+def test_draining_and_closing_wait_for_every_stream() -> None:
+    lanes = CudaLanes(CPU)
+    streams = [fake(lanes, lane) for lane in (Lane.STREAM_IN, Lane.COMPUTE, Lane.STREAM_OUT)]
+    lanes.drain()
+    assert [stream.times_awaited for stream in streams] == [1, 1, 1]
+    lanes.close()
+    assert [stream.times_awaited for stream in streams] == [2, 2, 2]
+
+
+def fake(lanes: CudaLanes, lane: Lane) -> fake_cuda.Stream:
+    stream: object = lanes._streams[lane]
+    assert isinstance(stream, fake_cuda.Stream)
+    return stream
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("cancel", [False, True])
 def test_an_update_that_fails_later_is_the_lanes_failure(
@@ -225,6 +295,38 @@ def test_a_fence_is_after_all_host_work_and_before_what_comes_later(lanes: CudaL
     fence.wait()
     assert sorted(order) == ["clip", "update"]
     gate.open.set()
+
+
+def test_time_to_issue_is_that_of_the_op_without_its_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0
+
+    def take(seconds: int) -> None:
+        nonlocal now
+        now += seconds
+
+    clock = SimpleNamespace(perf_counter=lambda: float(now))
+    for module in (cuda_lanes, fake_cuda):
+        monkeypatch.setattr(module, "time", clock)
+    lanes, gate = CudaLanes(CPU), Gate()
+
+    def copy() -> None:
+        gate()
+        take(5)
+
+    lanes.submit(Op(Kind.STREAM_IN, 0, records=(READY,)), copy)
+    assert gate.begun.wait(PATIENCE)
+    gate.open.set()
+    lanes.submit(Op(Kind.FORWARD, 0, waits=(READY,)), lambda: take(3))
+    lanes.submit(Op(Kind.FORWARD, 1), lambda: take(2))
+    lanes.drain()
+    spans = [span for span in lanes.take_spans() if span.waits_for is None]
+    lanes.close()
+    assert sorted((s.kind, s.issue_seconds) for s in spans) == [
+        (Kind.FORWARD, 2), (Kind.FORWARD, 3), (Kind.STREAM_IN, 5)
+    ]  # fmt: skip
+    assert breakdown(spans, 0, 60).issue_seconds == 5
 
 
 def test_close_drops_what_has_not_begun() -> None:

@@ -43,13 +43,13 @@ def note(
     reached: bool = True,
 ) -> DeviceNote:
     points = Point(start, reached), Point(end, reached)
-    return DeviceNote(Op(KINDS[lane], 3, 1), 64, issued, *points, seen)
+    return DeviceNote(Op(KINDS[lane], 3, 1), 64, issued, *points, 0.125, seen)
 
 
 def test_a_span_says_what_ran_and_when_on_the_hosts_clock() -> None:
     trace = DeviceTrace(Point(5.0), 105.0)
     trace.add(note(6.0, 6.5))
-    assert trace.take() == [Span(Lane.COMPUTE, Kind.FORWARD, 3, 1, 106.0, 106.5, 64)]
+    assert trace.take() == [Span(Lane.COMPUTE, Kind.FORWARD, 3, 1, 106.0, 106.5, 64, None, 0.125)]
     assert trace.take() == []
 
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from megatrain_cli.errors import InternalError
+from megatrain_cli.pipeline.hazards import add_waits
 from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Op
 from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
 from megatrain_cli.pipeline.verify import ScheduleError, check_schedule
@@ -55,7 +57,7 @@ def test_a_tied_head_that_leaves_the_embedding_behind_is_refused() -> None:
     position = first(ops, Kind.LOSS)
     embedding = Buffer("slot", SHAPE.end_slot(0))
     alone = replace(ops[position], reads=tuple(b for b in ops[position].reads if b != embedding))
-    with pytest.raises(ScheduleError, match="does not read slot 2"):
+    with pytest.raises(ScheduleError, match="touches slot 2 and does not say so"):
         check_schedule((*ops[:position], alone, *ops[position + 1 :]), SHAPE)
 
 
@@ -87,7 +89,7 @@ def test_an_update_of_the_wrong_weights_is_refused() -> None:
     ops = build_schedule(SHAPE)
     position = first(ops, Kind.UPDATE)
     other = replace(ops[position], writes=(Buffer("weights", 2),))
-    with pytest.raises(ScheduleError, match="writes"):
+    with pytest.raises(ScheduleError, match="touches weights 1 and does not say so"):
         check_schedule((*ops[:position], other, *ops[position + 1 :]), SHAPE)
 
 
@@ -96,3 +98,36 @@ def test_a_wait_for_what_nothing_records_is_refused() -> None:
     ghost = replace(ops[0], waits=(Event("weights_ready", Buffer("slot", 9)),))
     with pytest.raises(ScheduleError, match="which nothing records"):
         check_schedule((ghost, *ops[1:]), SHAPE)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SHAPE,
+        PipelineShape(
+            5, 2, num_slots=2, num_slabs=0, pieces=(1,) * 5, lookup=True, kept=frozenset({3})
+        ),
+        PipelineShape(4, 1, num_slots=1, num_slabs=3, pieces=(2, 1, 1, 2), eager=True),
+    ],
+)
+def test_an_op_that_keeps_quiet_about_what_it_touches_is_refused(shape: PipelineShape) -> None:
+    """Waits are derived from what ops say: what nobody says is in no race."""
+    ops = tuple(replace(op, waits=(), records=()) for op in build_schedule(shape))
+    check_schedule(add_waits(ops), shape)
+    for position, op in enumerate(ops):
+        for buffer in (*op.reads, *op.writes):
+            quiet = replace(
+                op,
+                reads=tuple(b for b in op.reads if b != buffer),
+                writes=tuple(b for b in op.writes if b != buffer),
+            )
+            with pytest.raises(InternalError):
+                check_schedule(add_waits((*ops[:position], quiet, *ops[position + 1 :])), shape)
+
+
+def test_an_update_before_the_last_piece_has_landed_is_refused() -> None:
+    ops = [replace(op, waits=(), records=()) for op in build_schedule(SHAPE)]
+    last = max(i for i, op in enumerate(ops) if op.kind is Kind.ACCUMULATE and op.layer == 0)
+    late = [*ops[:last], *ops[last + 1 :], ops[last]]
+    with pytest.raises(ScheduleError, match="update of layer 0 needs 2 in gradient 0"):
+        check_schedule(add_waits(late), SHAPE)
