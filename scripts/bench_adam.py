@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
+import psutil
 import torch
 
 from megatrain_cli.model.layout import make_layout
@@ -106,6 +107,10 @@ def main() -> None:
     parser.add_argument("--bind", action="store_true", help="bind threads to the first cores")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if min(args.rounds, *args.threads) < 1:
+        parser.error("--rounds, --threads: wanted at least 1")
+    if not 0 < args.gib * GIB <= psutil.virtual_memory().available:
+        parser.error(f"--gib: {args.gib:g} is not above 0, or more than is free")
     results: list[Result] = []
     for name in args.formats:
         store = make_store(FORMATS[name], int(args.gib * GIB))

@@ -126,6 +126,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     if args.steps < 1:
         parser.error(f"--steps: wanted at least 1, got {args.steps}")
+    if args.packed is not None and args.packed < 1:
+        parser.error(f"--packed: wanted at least 1, got {args.packed}")
     variants = [
         Variant(batch, accumulation, args.packed, (*args.set, *overrides))
         for overrides, batch, accumulation in itertools.product(

@@ -195,7 +195,9 @@ def test_a_link_without_copies_is_not_used() -> None:
     assert link_use({**parts, "both_ways_seconds": 0.0}, LINK) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("wrong", [["--steps", "0"], ["--batch", "3x8", "--accumulation", "2"]])
+@pytest.mark.parametrize(
+    "wrong", [["--steps", "0"], ["--packed", "0"], ["--batch", "3x8", "--accumulation", "2"]]
+)
 def test_what_cannot_be_measured_is_refused(
     wrong: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

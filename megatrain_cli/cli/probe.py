@@ -42,6 +42,8 @@ def probe(
     path = out or default_path()
     if path is None:
         raise ConfigError("There is no home folder to write to: name a file with `--out`.")
+    if path.is_dir():
+        raise typer.BadParameter(f"--out: `{path}` is a folder, wanted a file")
     if device != "cpu":
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in `train`
     from megatrain_cli.measure import machine
@@ -52,9 +54,11 @@ def probe(
 
     console = talk()
     measured = machine.measure_machine(device, disk, FULL, lambda text: say(text, console))
-    save_machine_file(measured, path)
-    if as_json:
-        typer.echo(measured.to_json(), nl=False)
-    else:
-        show_machine(measured, data())
+    try:
+        save_machine_file(measured, path)
+    finally:  # what a minute has measured is shown, saved or not
+        if as_json:
+            typer.echo(measured.to_json(), nl=False)
+        else:
+            show_machine(measured, data())
     say(f"saved {path}", console)

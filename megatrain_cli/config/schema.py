@@ -101,7 +101,7 @@ class TrainSection(Section):
     num_epochs: PositiveNumber | None = None
     """Passes over the data to make; a part of a pass may be asked for."""
     micro_batch_size: Count = 4
-    """Rows that pass through a layer at once."""
+    """Rows that pass through a layer at once; on a GPU small micro-batches may pass together."""
     gradient_accumulation_steps: Count = 1
     """Micro-batches in one optimizer step."""
     seed: CountFrom0 = 42

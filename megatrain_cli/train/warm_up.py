@@ -81,7 +81,8 @@ def warm_up(
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler, its C compiler or its cache: any kind of failure
-            reason = f"torch.compile failed: {str(error).strip().splitlines()[0]}"
+            said = str(error).strip() or type(error).__name__  # a bare assertion says nothing
+            reason = f"torch.compile failed: {said.splitlines()[0]}"
             if config.pipeline.compile is True:
                 raise PlanError(
                     f"{reason} Set `pipeline.compile: auto` to go on without it."

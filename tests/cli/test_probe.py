@@ -76,6 +76,7 @@ def test_a_table_names_each_part_and_out_is_where_it_goes(
         (["--device", "gpu"], "wanted auto, cpu, cuda or cuda:N, got `gpu`"),
         (["--device", "cuda:x"], "got `cuda:x`"),
         (["--disk", "none"], "there is no folder `none`"),
+        (["--out", "."], "`.` is a folder, wanted a file"),
     ],
 )
 def test_wrong_usage_is_refused_before_anything_is_measured(
@@ -84,6 +85,17 @@ def test_wrong_usage_is_refused_before_anything_is_measured(
     code, out, err = megatrain("probe", *words)
     assert (code, out) == (2, "")
     assert said in " ".join(err.split())
+
+
+def test_what_was_measured_is_shown_where_it_cannot_be_saved(
+    megatrain: Runner, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "machine.json"
+    code, out, err = megatrain("probe", "--json", "--device", "cpu", "--out", path)
+    assert code == 7
+    assert json.loads(out)["machine"]["rates"]["adam"]
+    assert err.splitlines()[-1].startswith(f"{path} cannot be written: ")
 
 
 @pytest.mark.slow
