@@ -194,7 +194,11 @@ def test_what_stands_beside_a_chat_is_checked_too(
 
 @pytest.mark.parametrize(
     ("content", "kind"),
-    [(gzip.compress(b"{}", mtime=0), "gzip"), (b"PAR1\x15", "Parquet"), (b"PK\x03\x04", "zip archive")],
+    [
+        (gzip.compress(b"{}", mtime=0), "gzip"),
+        (b"PAR1\x15", "Parquet"),
+        (b"PK\x03\x04", "zip archive"),
+    ],
 )
 def test_a_file_of_another_kind_is_named_as_such(write: Write, content: bytes, kind: str) -> None:
     assert kind in refusal(write(content))
