@@ -56,7 +56,7 @@ def warm_up(
             # Tried again below and not here: while the error lives, its traceback holds what the
             # rehearsal had allocated.
             measured = None
-        # Compilers leave cycles of objects, gigabytes at times, and tensors hang on some of them.
+        # Compilers leave cycles of objects, and tensors may hang on some of them.
         gc.collect()
         torch.cuda.empty_cache()
         if measured is not None:

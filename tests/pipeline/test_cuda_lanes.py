@@ -6,8 +6,7 @@ is tested in `tests/gpu/test_lanes.py`.
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import CancelledError, Future
 from types import SimpleNamespace
 
 import pytest
@@ -19,9 +18,7 @@ from megatrain_cli.pipeline.breakdown import breakdown
 from megatrain_cli.pipeline.cuda_lanes import CudaLanes
 from megatrain_cli.pipeline.lanes import Pending
 from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Lane, Op
-from tests.engine import Outcome
 from tests.pipeline import fake_cuda
-from tests.pipeline.modes import MODES, train
 
 CPU = torch.device("cpu")
 UPDATED = Event("updated", Buffer("weights", 0))
@@ -65,17 +62,6 @@ class Gate:
     def __call__(self) -> None:
         self.begun.set()
         assert self.open.wait(PATIENCE)
-
-
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("name", MODES)
-def test_threads_compute_what_lanes_without_concurrency_compute(
-    name: str, later: bool, configs: dict[str, Path], plain: dict[str, Outcome]
-) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        outcome = train(configs, name, CudaLanes, later=pool.submit if later else None)
-    assert outcome.same_bits(plain[name])
-    assert not lane_threads()
 
 
 def test_each_lane_but_compute_has_a_thread_with_its_name(lanes: CudaLanes) -> None:
