@@ -1,7 +1,6 @@
 """The threads of `CudaLanes`: what waits for what, how failures travel, and that nothing hangs.
 
-The device is `tests.pipeline.fake_cuda`, which is done with an op when it is issued. The real one
-is tested in `tests/gpu/test_lanes.py`.
+The device is a fake that is done with an op when it is issued; `tests/gpu` has the real one.
 """
 
 import threading
@@ -24,8 +23,7 @@ CPU = torch.device("cpu")
 UPDATED = Event("updated", Buffer("weights", 0))
 READY = Event("weights_ready", Buffer("slot", 0))
 ONE_OF_EACH_LANE = [Kind.STREAM_IN, Kind.FORWARD, Kind.STREAM_OUT, Kind.CLIP, Kind.UPDATE]
-# Long enough for any machine; a test that is right never waits so long.
-PATIENCE = 60
+PATIENCE = 60  # seconds; a test that is right never waits so long
 
 
 @pytest.fixture(autouse=True)
