@@ -24,6 +24,8 @@ def rehearse(
 ) -> Measured:
     """Run every function once at full size on the current stream, and measure a second time.
 
+    What it used is free when it returns, though torch's allocator still has it reserved.
+
     Args:
         skeleton: Its buffers are on the device.
         functions: Compiled by the first call, if they are to be compiled.
@@ -39,11 +41,8 @@ def rehearse(
     for kind, index in kinds.items():
         stage.layer(index)
         graph_bytes[kind], layer_bytes[kind] = stage.layer(index)
-    head_bytes = stage.head_peak()
-    del stage
-    torch.cuda.empty_cache()
     tokens = decisions.micro_batch_size * decisions.max_length
-    return Measured(graph_bytes, layer_bytes, head_bytes, tokens)
+    return Measured(graph_bytes, layer_bytes, stage.head_peak(), tokens)
 
 
 class _Stage:

@@ -35,9 +35,9 @@ ALLOCATOR_BYTES = 1024 * MIB
 _GRAPH, _COMPILED_GRAPH, _BACKWARD = 1.5, 0.9, 1.3
 # Of kept activations: what many blocks of a few sizes leave unused between them.
 _FRAGMENTS = 0.01
-# Of kept activations: what the host's memory grows by as device memory is reserved, for tables of
-# the driver. In the same runs of 3B, 8, 32 and 64 rows of 1024 took 45.6, 46.4 and 47.5 GB of host
-# RAM where 45.6 were billed without this: some 1 % of what the device kept.
+# Of kept activations: what host RAM was seen to grow by as more of the device is in use, likely for
+# the driver's tables of it. In the same runs of 3B, 8, 32 and 64 rows of 1024 took 45.6, 46.4 and
+# 47.5 GB of host RAM where 45.6 were billed without this: some 1 % of what the device kept.
 _DRIVER_TABLES = 0.01
 
 _REGION_NAMES = {
