@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from megatrain_cli.pipeline.schedule import PipelineShape
+from megatrain_cli.pipeline.shape import PipelineShape
 
 
 @st.composite

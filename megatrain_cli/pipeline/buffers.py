@@ -7,7 +7,8 @@ import torch
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.pipeline.activations import HiddenBuffers
 from megatrain_cli.pipeline.ops import Op
-from megatrain_cli.pipeline.schedule import GRADIENT_BUFFERS, PipelineShape
+from megatrain_cli.pipeline.schedule import GRADIENT_BUFFERS
+from megatrain_cli.pipeline.shape import PipelineShape
 from megatrain_cli.pipeline.staging import StagingBuffer
 
 

@@ -19,7 +19,7 @@ from megatrain_cli.model.template import Head, LayerTemplate, Prologue
 from megatrain_cli.pipeline.buffers import Buffers
 from megatrain_cli.pipeline.gradients import GradientCollector
 from megatrain_cli.pipeline.ops import Op
-from megatrain_cli.pipeline.schedule import PipelineShape
+from megatrain_cli.pipeline.shape import PipelineShape
 
 Positions = NDArray[np.int64]
 

@@ -132,8 +132,8 @@ class CudaLanes:
         return CudaMark(self._streams[Lane.COMPUTE])
 
     def fence(self) -> "_HostFence":
-        """A point after every host op, update and copy to the host submitted so far."""
-        ends = (Lane.HOST, Lane.UPDATE, Lane.STREAM_OUT)
+        """A point after every host op and copy to the host submitted so far."""
+        ends = (Lane.HOST, Lane.STREAM_OUT)
         last = [self._last[lane] for lane in ends if lane in self._last]
         return _HostFence(self, last)
 

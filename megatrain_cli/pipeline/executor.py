@@ -31,7 +31,7 @@ class HostWork(Protocol):
     def clip(self, loss: float, squared_norms: Sequence[float]) -> None:
         """All of the step's gradients are known. Raises to stop the run.
 
-        Deferred updates begin after it, eager ones have ended before it.
+        Deferred updates begin after it; eager ones may have begun, and may not have ended.
         """
 
     def update(
@@ -54,7 +54,7 @@ class IssuedStep:
         start, loss, end: Points on the compute lane: before, after the loss, after backward. All
             are reached when `clipped` is.
         clipped: Reached when `HostWork.clip` has returned and all gradients are on the host;
-            deferred updates may still be pending.
+            updates may still be pending.
         num_targets: Supervised tokens.
     """
 
@@ -139,7 +139,7 @@ class Executor:
     def take_spans(self) -> list[Span]:
         """What has ended since the last call, without waiting: read it when a step is `clipped`.
 
-        All of that step is in it but its deferred updates, which come with the next one.
+        All of that step is in it but the updates under way, which come with the next one.
         """
         return self._lanes.take_spans()
 

@@ -36,7 +36,6 @@ EVENT_NAMES = {
     (Kind.CLIP, "totals"): "totals_read",
     (Kind.UPDATE, "totals"): "totals_read",
     (Kind.CLIP, "coefficient"): "clipped",
-    (Kind.CLIP, "weights"): "clipped",
     (Kind.FORWARD, "ring"): "input_ready",
     (Kind.OFFLOAD, "ring"): "input_offloaded",
     (Kind.OFFLOAD, "host_input"): "input_offloaded",

@@ -42,7 +42,7 @@ class Lanes(Protocol):
         """A point in time on the compute lane, after everything submitted to it so far."""
 
     def fence(self) -> "Fence":
-        """A point after every host op, update and copy to the host submitted so far."""
+        """A point after every host op and copy to the host submitted so far."""
 
     def take_spans(self) -> list[Span]:
         """What has ended since the last call; waits for nothing."""

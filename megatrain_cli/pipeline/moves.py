@@ -6,7 +6,7 @@ from megatrain_cli.pipeline.buffers import Buffers
 from megatrain_cli.pipeline.copying import CopyPool
 from megatrain_cli.pipeline.gateway import Gateway
 from megatrain_cli.pipeline.ops import Kind, Op
-from megatrain_cli.pipeline.schedule import PipelineShape
+from megatrain_cli.pipeline.shape import PipelineShape
 from megatrain_cli.pipeline.slabs import SlabPool, piece_range
 from megatrain_cli.store.master import MasterStore
 

@@ -14,104 +14,10 @@ from dataclasses import dataclass, field
 
 from megatrain_cli.pipeline.hazards import add_waits
 from megatrain_cli.pipeline.ops import Buffer, Kind, Op
+from megatrain_cli.pipeline.shape import PipelineShape
 
 # Device gradient buffers: one is filled by backward while the other leaves for the host.
 GRADIENT_BUFFERS = 2
-
-
-@dataclass(frozen=True)
-class PipelineShape:
-    """Everything the order of a step depends on.
-
-    Attributes:
-        num_layers: Layers of the sequence, embedding and head included; at least 2.
-        num_slots: Device staging buffers that decoder layers take turns in, at least 1.
-        num_slabs: Pinned gradient slabs; 0 lets gradients land straight in their tiles, which
-            needs the tiles to be reachable by the link and deferred updates.
-        pieces: Slab-sized pieces of each layer's run; all 1 without slabs.
-        kept: Decoder layers whose activations are kept from forward to backward.
-        offload: Inputs of recomputed decoder layers wait in host memory for their backward.
-        eager: Each layer is updated from its slab as soon as its gradient has landed.
-        tied: The head also reads the embedding's weights, which stay on the device until then.
-        lookup: The embedding's backward reads no weights: they are not needed a second time.
-    """
-
-    num_layers: int
-    num_micro_batches: int
-    num_slots: int
-    num_slabs: int
-    pieces: tuple[int, ...]
-    kept: frozenset[int] = frozenset()
-    offload: bool = False
-    eager: bool = False
-    tied: bool = False
-    lookup: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse shapes no schedule exists for; the plan never makes one."""
-        assert self.num_layers >= 2
-        assert min(self.num_micro_batches, self.num_slots) >= 1
-        assert self.num_slabs >= 1 or not self.eager
-        assert len(self.pieces) == self.num_layers
-        assert self.kept <= set(range(1, self.num_layers - 1))
-
-    @property
-    def head(self) -> int:
-        """Index of the head."""
-        return self.num_layers - 1
-
-    @property
-    def visits(self) -> tuple[int, ...]:
-        """Layers in the order in which they compute: forward to the head, and back."""
-        return (*range(self.num_layers), *range(self.num_layers - 2, -1, -1))
-
-    @property
-    def arrivals(self) -> tuple[int, ...]:
-        """The visits that need weights on the device, in the order in which these are streamed in.
-
-        The head's come before the last decoder layer's: they have a slot to themselves, and are
-        there when that layer, whose update ends last, has been computed.
-        """
-        last = self.head - 1
-        order = [*range(last), self.head, last, *range(self.head + 1, len(self.visits))]
-        return tuple(order[:-1] if self.lookup else order)
-
-    @property
-    def updates(self) -> tuple[int, ...]:
-        """Layers in the order of their deferred updates: as they are streamed in, but for one.
-
-        The embedding's gradient is the last to leave the device; the first decoder layer is updated
-        meanwhile.
-        """
-        order = [self.visits[visit] for visit in self.arrivals[: self.num_layers]]
-        if order[1] != self.head:
-            order[:2] = order[1::-1]
-        return tuple(order)
-
-    @property
-    def num_end_slots(self) -> int:
-        """Slots behind the `num_slots` of decoder layers: see `end_slot`."""
-        return 2 if self.tied else 1
-
-    def end_slot(self, layer: int) -> int:
-        """The slot of the embedding or the head.
-
-        They take turns in one; but a tied embedding stays, and its head has a second one.
-        """
-        return self.num_slots + (1 if self.tied and layer == self.head else 0)
-
-    def recomputes(self, layer: int) -> bool:
-        """Whether a layer is computed again before its backward.
-
-        The embedding's graph is kept: it is a list of token ids, as a rule.
-        """
-        return 0 < layer < self.head and layer not in self.kept
-
-    def input_of(self, layer: int, micro_batch: int) -> Buffer:
-        """The device buffer that holds a layer's input."""
-        if self.offload and self.recomputes(layer):
-            return Buffer("ring", layer % 2, micro_batch)
-        return Buffer("input", layer, micro_batch)
 
 
 def build_schedule(shape: PipelineShape) -> tuple[Op, ...]:
@@ -137,6 +43,7 @@ class _Builder:
     num_arrived: int = 0
     next_fetch: int = 0
     slabs_used: int = 0
+    tail_slabs: dict[tuple[int, int], Buffer] = field(default_factory=dict)
     gradients_used: int = 0
 
     def prefetch(self, done: int) -> None:
@@ -189,15 +96,13 @@ class _Builder:
             self._stream_out(layer, target)
 
     def finish(self) -> None:
-        """Global norm, then (deferred) the updates."""
+        """Global norm, then the updates that have not been made yet."""
         shape = self.shape
         totals, coefficient = Buffer("totals"), Buffer("coefficient")
         self._emit(Kind.REPORT, -1, reads=[], writes=[totals])
-        reads = [totals]
-        if shape.eager:  # a step that is refused says which layers it had changed by then
-            for layer in range(shape.num_layers):
-                reads += self._weights(layer)
-        self._emit(Kind.CLIP, -1, reads=reads, writes=[coefficient])
+        self._emit(Kind.CLIP, -1, reads=[totals], writes=[coefficient])
+        for layer, piece in shape.tail:
+            self._update_piece(layer, piece, self.tail_slabs[layer, piece])
         if not shape.eager:
             for layer in shape.updates:
                 self._emit(
@@ -216,10 +121,17 @@ class _Builder:
             slab = Buffer("slab", self.slabs_used % shape.num_slabs)
             self.slabs_used += 1
             self._emit(Kind.STREAM_OUT, layer, piece=piece, reads=[source], writes=[slab])
-            kind, result = Kind.ACCUMULATE, Buffer("gradient", layer)
-            if shape.eager:
-                kind, result = Kind.UPDATE, Buffer("weights", layer, piece)
-            self._emit(kind, layer, piece=piece, reads=[slab], writes=[result])
+            if not shape.eager:
+                result = Buffer("gradient", layer)
+                self._emit(Kind.ACCUMULATE, layer, piece=piece, reads=[slab], writes=[result])
+            elif (layer, piece) in shape.tail:
+                self.tail_slabs[layer, piece] = slab
+            else:
+                self._update_piece(layer, piece, slab)
+
+    def _update_piece(self, layer: int, piece: int, slab: Buffer) -> None:
+        result = Buffer("weights", layer, piece)
+        self._emit(Kind.UPDATE, layer, piece=piece, reads=[slab], writes=[result])
 
     def _weights(self, layer: int) -> list[Buffer]:
         """All of a layer's weights; eager updates of its pieces run at the same time."""

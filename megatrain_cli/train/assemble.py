@@ -28,7 +28,8 @@ from megatrain_cli.pipeline.gateway import Gateway, chunk_bytes_for
 from megatrain_cli.pipeline.lanes import InlineLanes, Lanes
 from megatrain_cli.pipeline.moves import Moves
 from megatrain_cli.pipeline.ops import Op
-from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
+from megatrain_cli.pipeline.schedule import build_schedule
+from megatrain_cli.pipeline.shape import PipelineShape
 from megatrain_cli.pipeline.slabs import SlabPool
 from megatrain_cli.pipeline.verify import check_schedule
 from megatrain_cli.plan.decide import Decisions, attention_of, can_be_compiled

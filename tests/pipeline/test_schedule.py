@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from megatrain_cli.pipeline.hazards import add_waits
 from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Op, schedule_text
-from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
+from megatrain_cli.pipeline.schedule import build_schedule
+from megatrain_cli.pipeline.shape import PipelineShape
 from megatrain_cli.pipeline.verify import ScheduleError, check_schedule
 from tests.strategies import pipeline_shapes
 
@@ -90,6 +91,28 @@ def test_updates_come_as_layers_are_needed_but_for_the_ends(
     """The embedding's gradient lands last, and the head's copy hides behind a layer's update."""
     ops = build_schedule(shape_of(layers, 2, slots=2, slabs=2, kept=1))
     assert [op.layer for op in ops if op.kind is Kind.UPDATE] == expected
+
+
+def test_eager_updates_end_with_the_pieces_that_the_next_forward_begins_with() -> None:
+    pieces = (2, 1, 1, 1, 1, 1, 1)
+    shape = PipelineShape(7, 1, num_slots=2, num_slabs=4, pieces=pieces, eager=True)
+    ops = [(op.layer, op.piece) for op in build_schedule(shape) if op.kind is Kind.UPDATE]
+    assert ops == [(6, 0), (5, 0), (4, 0), (3, 0), (2, 0), (0, 0), (0, 1), (1, 0)]
+
+
+def test_layers_that_were_updated_first_are_streamed_in_while_the_last_are_updated() -> None:
+    shape = PipelineShape(9, 1, num_slots=7, num_slabs=4, pieces=(1,) * 9, eager=True)
+    assert shape.tail == ((0, 0), (1, 0), (2, 0))
+    arriving = [op.layer for op in build_schedule(shape) if op.kind is Kind.STREAM_IN]
+    assert arriving[:9] == [3, 0, 4, 1, 5, 6, 2, 8, 7]
+
+
+def test_an_eager_step_is_checked_while_its_last_updates_go_on() -> None:
+    shape = PipelineShape(4, 1, num_slots=1, num_slabs=2, pieces=(1,) * 4, eager=True)
+    ops = build_schedule(shape)
+    clip = next(op for op in ops if op.kind is Kind.CLIP)
+    assert [event.name for event in clip.waits] == ["totals_ready"]
+    assert ops[-1].kind is Kind.UPDATE
 
 
 def test_the_step_is_reported_before_the_last_gradient_has_left() -> None:

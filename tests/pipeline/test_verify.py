@@ -7,7 +7,8 @@ import pytest
 from megatrain_cli.errors import InternalError
 from megatrain_cli.pipeline.hazards import add_waits
 from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Op
-from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
+from megatrain_cli.pipeline.schedule import build_schedule
+from megatrain_cli.pipeline.shape import PipelineShape
 from megatrain_cli.pipeline.verify import ScheduleError, check_schedule
 
 SHAPE = PipelineShape(

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.pipeline.ops import Kind
-from megatrain_cli.pipeline.schedule import PipelineShape, build_schedule
+from megatrain_cli.pipeline.schedule import build_schedule
+from megatrain_cli.pipeline.shape import PipelineShape
 from megatrain_cli.plan.cost import StepBounds, weights_in
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.rates import MachineRates, ThreadRate
