@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 # Seconds of each part after its warm-up. Together much less than the total, which leaves room to
 # warm up and to compile.
-_COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 3.0, 2.0, 3.0, 2.0, 2.0, 3.0, 0.5, 0.5
+_COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 2.0, 1.2, 2.0, 1.5, 1.5, 2.0, 0.4, 0.4
 
 # A cold compile of the layer is not begun with less time left; it cannot be interrupted.
 _COMPILE_NEEDS = 15.0

@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 from megatrain_cli.pipeline.ops import Buffer
 
+# Decoder layers that are copied to the device while the optimizer updates one: it moves 26 bytes a
+# parameter at the rate of RAM, the link 2. Too many would hold up the layer that is needed first.
+COPIES_AN_UPDATE = 4
+
 
 @dataclass(frozen=True)
 class PipelineShape:
@@ -65,22 +69,19 @@ class PipelineShape:
         return tuple(order[:-1] if self.lookup else order)
 
     def _by_readiness(self, window: list[int]) -> list[int]:
-        """Visits in the order in which their layers have been updated, as far as that is known.
+        """Visits in the order in which their layers can have arrived.
 
-        Eager updates end with the tail's, one by one: the layers updated before them fill the link
-        meanwhile, spread evenly over the tail's pieces.
+        Eager updates end with the tail's, one by one: layers updated before them fill the link
+        meanwhile.
         """
         late = [visit for visit in window if self.visits[visit] in self.tail_layers]
         early = [visit for visit in window if visit not in late]
-        num_pieces = sum(self.pieces[self.visits[visit]] for visit in late)
         order: list[int] = []
-        taken = updated = 0
         for visit in late:
-            updated += self.pieces[self.visits[visit]]
-            share = len(early) * updated // num_pieces
-            order += [*early[taken:share], visit]
-            taken = share
-        return order or early
+            room = COPIES_AN_UPDATE * self.pieces[self.visits[visit]]
+            order += [*early[:room], visit]
+            early = early[room:]
+        return order + early
 
     @property
     def tail(self) -> tuple[tuple[int, int], ...]:

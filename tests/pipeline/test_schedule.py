@@ -101,10 +101,10 @@ def test_eager_updates_end_with_the_pieces_that_the_next_forward_begins_with() -
 
 
 def test_layers_that_were_updated_first_are_streamed_in_while_the_last_are_updated() -> None:
-    shape = PipelineShape(9, 1, num_slots=7, num_slabs=4, pieces=(1,) * 9, eager=True)
+    shape = PipelineShape(14, 1, num_slots=12, num_slabs=4, pieces=(1,) * 14, eager=True)
     assert shape.tail == ((0, 0), (1, 0), (2, 0))
     arriving = [op.layer for op in build_schedule(shape) if op.kind is Kind.STREAM_IN]
-    assert arriving[:9] == [3, 0, 4, 1, 5, 6, 2, 8, 7]
+    assert arriving[:14] == [3, 4, 5, 6, 0, 7, 8, 9, 10, 1, 11, 2, 13, 12]
 
 
 def test_an_eager_step_is_checked_while_its_last_updates_go_on() -> None:
