@@ -7,31 +7,40 @@ NumPy has no BF16; its bit patterns come and go as `uint16`. The arithmetic of m
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain_cli.checkpoint.places import ITEM_BYTES
+
 U16 = NDArray[np.uint16]
 I16 = NDArray[np.int16]
 F32 = NDArray[np.float32]
 Bits = NDArray[np.generic]
 
-_PATTERNS: dict[str, type[np.generic]] = {
-    "BF16": np.uint16,
-    "F16": np.float16,
-    "F32": np.float32,
-    "I16": np.int16,
-}
-"""How the elements of a dtype are held, by safetensors' name; little-endian, as the format is."""
+FLOATS = ("BF16", "F16", "F32")
+"""Dtypes whose values FP32 holds exactly, by safetensors' name."""
+
+_KINDS: dict[str, type[np.generic]] = {"F16": np.float16, "F32": np.float32, "I16": np.int16}
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 _QUIET_NAN = np.uint32(0x7FC00000)
 _SIGN = np.uint32(0x80000000)
 
 
 def as_array(dtype: str, raw: bytes | memoryview) -> Bits:
-    """The elements of `raw`, flat `(n,)`, without a copy; BF16 as `uint16`."""
-    kind = np.dtype(_PATTERNS[dtype]).newbyteorder("<")
-    return np.frombuffer(raw, dtype=kind)
+    """The elements of `raw`, flat `(n,)`, without a copy; BF16 as `uint16`.
+
+    Of other dtypes than F16, F32 and I16 they are the bit patterns, unsigned. Little-endian, as
+    the format is.
+    """
+    kind = _KINDS.get(dtype, _UNSIGNED[ITEM_BYTES[dtype]])
+    return np.frombuffer(raw, dtype=np.dtype(kind).newbyteorder("<"))
+
+
+def patterns(elements: Bits) -> Bits:
+    """The bit patterns of elements, unsigned, without a copy: equal where all bits are."""
+    return elements.view(_UNSIGNED[elements.itemsize])
 
 
 def widen(dtype: str, elements: Bits) -> F32:
-    """Elements of BF16, F16 or F32 as FP32, exactly; F32 is returned as it is."""
+    """Elements of one of `FLOATS` as FP32, exactly; F32 is returned as it is."""
     if dtype == "BF16":
         return (elements.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return elements.astype(np.float32, copy=False)
