@@ -7,8 +7,8 @@ The folder is written under a temporary name, synced, read again and compared, a
 with its final name is complete, and equal to the checkpoint after the cast.
 """
 
+import errno
 import json
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,8 +19,11 @@ from megatrain_cli.checkpoint.folder import OpenCheckpoint
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.hashes import verify
 from megatrain_cli.checkpoint.headers import INDEX_NAME, make_header
+from megatrain_cli.checkpoint.names import TEMPORARY
+from megatrain_cli.checkpoint.storage import check_room, ensure_folder, make_nonce, storage_error
+from megatrain_cli.checkpoint.tree import remove_tree
 from megatrain_cli.errors import IncompatibleError, StorageError
-from megatrain_cli.units import MIB, show_bytes
+from megatrain_cli.units import MIB
 
 CARD_NAME = "README.md"
 BASE_CARD_NAME = "README-base-model.md"
@@ -64,7 +67,7 @@ def export(
 
     Args:
         checkpoint: Open; every file that is read is verified first.
-        target: Folder to make; must not exist, its parent must.
+        target: Folder to make; must not exist.
         fs: Where to write.
         dtype: `BF16`, `F16` or `F32`; None keeps what is stored.
         max_file_bytes: Weights in one file; a single larger tensor has a file of its own.
@@ -86,32 +89,32 @@ def export(
         )
     weights = cast_weights(checkpoint, dtype or manifest.shards[0].weights.tensors[0].dtype)
     kind = _TORCH_NAMES[weights[0].dtype]
+    files = cut_files(weights, max_file_bytes)
     aux = _aux_texts(checkpoint, kind, card(kind))
+    if len(files) > 1:
+        aux[INDEX_NAME] = _index(files)
     needed = sum(weight.num_bytes for weight in weights) + sum(map(len, aux.values()))
     _check_target(fs, target, needed + _RESERVE)
     for problem in verify(checkpoint, sorted(set().union(*(w.files for w in weights))), threads):
         raise problem
-    temporary = target.with_name(f".tmp-{target.name}-{secrets.token_hex(4)}")
+    temporary = target.with_name(f"{TEMPORARY}{target.name}-{make_nonce()}")
+    written = 0
     try:
-        with _or_storage_error(target):
-            fs.make_folder(temporary)
-            files = cut_files(weights, max_file_bytes)
-            written = 0
-            for name, held in files.items():
-                shapes = {weight.name: weight.place.shape for weight in held}
-                head = make_header(weights[0].dtype, shapes)
-                written += _write(fs, temporary / name, _contents(checkpoint, head, held))
-            if len(files) > 1:
-                aux[INDEX_NAME] = _index(files)
-            for name, raw in aux.items():
-                written += _write(fs, temporary / name, [raw])
-            fs.sync_folder(temporary)
+        ensure_folder(fs, target.parent)
+        fs.make_folder(temporary)
+        for name, held in files.items():
+            written += _write(fs, temporary / name, _contents(checkpoint, held))
+        for name, raw in aux.items():
+            written += _write(fs, temporary / name, [memoryview(raw)])
+        fs.sync_folder(temporary)
         reread(checkpoint, temporary, weights)
-        with _or_storage_error(target):
-            fs.rename_new(temporary, target)
-            fs.sync_folder(target.parent)
-    except BaseException:
-        _remove(fs, temporary)
+        fs.rename_new(temporary, target)
+        fs.sync_folder(target.parent)
+    except BaseException as error:
+        with suppress(OSError):  # what stays behind has a name that says it is unfinished
+            remove_tree(fs, temporary)
+        if isinstance(error, OSError):
+            raise storage_error(fs, target, error, needed) from error
         raise
     return Exported(target, kind, tuple(files), written)
 
@@ -135,10 +138,9 @@ def cut_files(weights: Sequence[CastWeight], max_bytes: int) -> dict[str, list[C
     }
 
 
-def _contents(
-    checkpoint: OpenCheckpoint, head: bytes, weights: Iterable[CastWeight]
-) -> Iterator[memoryview]:
-    yield memoryview(head)
+def _contents(checkpoint: OpenCheckpoint, weights: Sequence[CastWeight]) -> Iterator[memoryview]:
+    shapes = {weight.name: weight.place.shape for weight in weights}
+    yield memoryview(make_header(weights[0].dtype, shapes))
     for weight in weights:
         for piece in cast_pieces(checkpoint, weight):
             yield memoryview(piece).cast("B")
@@ -178,15 +180,26 @@ def _check_target(fs: FileSystem, target: Path, needed: int) -> None:
     if fs.exists(target):
         raise StorageError(f"{target} is there already; nothing in it was changed. Name a new one.")
     try:
-        free = fs.free_bytes(target.parent)
+        check_room(fs, target, needed)
     except OSError as error:
-        raise StorageError(f"{target.parent} cannot be used: {error.strerror}.") from error
-    if free < needed:
-        raise StorageError(
-            f"{target.parent} has {show_bytes(free)} free and the export needs "
-            f"{show_bytes(needed)}. Make room, or name a folder on another disk."
-        )
+        raise storage_error(fs, target, error, needed) from error
 
 
-class _or_storage_error(suppress):  # noqa: N801  read as a phrase
-    pass
+def _write(fs: FileSystem, path: Path, chunks: Iterable[memoryview]) -> int:
+    """Write a new file and wait until it is on the disk; its bytes leave the page cache."""
+    fd = fs.create(path, direct=False)
+    try:
+        end = 0
+        for chunk in chunks:
+            done = 0
+            while done < chunk.nbytes:
+                taken = fs.write(fd, chunk[done:], end + done)
+                if not taken:
+                    raise OSError(errno.EIO, "the disk takes no more bytes", str(path))
+                done += taken
+            end += done
+        fs.sync(fd)
+        fs.drop_cache(fd, 0, end)
+    finally:
+        fs.close(fd)
+    return end
