@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain_cli.checkpoint.elements import FLOATS, Bits, join_master, nearest_bf16, widen
+from megatrain_cli.checkpoint.elements import F32, FLOATS, Bits, master_values, nearest_bf16, widen
 from megatrain_cli.checkpoint.folder import OpenCheckpoint
 from megatrain_cli.checkpoint.manifest import Part, Shard
 from megatrain_cli.checkpoint.pieces import pieces
@@ -84,10 +84,7 @@ def cast_pieces(checkpoint: OpenCheckpoint, weight: CastWeight) -> Iterator[Bits
         values = (widen(weight.place.dtype, bits) for bits in own)
     else:
         beside = pieces(checkpoint, *weight.master)
-        values = (
-            join_master(bits, other) if other.dtype == np.int16 else widen("F32", other)
-            for bits, other in zip(own, beside, strict=True)
-        )
+        values = (master_values(bits, other) for bits, other in zip(own, beside, strict=True))
     for piece in values:
         if weight.dtype == "F32":
             yield piece
@@ -103,7 +100,7 @@ def _master(shard: Shard, name: str) -> tuple[Part, TensorPlace] | None:
     return next((entry for entry in entries if entry[1].name in wanted), None)
 
 
-def _as_f16(values: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]", name: str) -> Bits:
+def _as_f16(values: F32, name: str) -> Bits:
     with np.errstate(over="ignore"):
         small = values.astype(np.float16)
     lost = int(np.count_nonzero(np.isinf(small) & np.isfinite(values)))

@@ -1,4 +1,4 @@
-"""Two checkpoints compared bit by bit: which tensors differ, in how many elements, from where on."""
+"""Two checkpoints compared bit by bit: which tensors differ, in how many elements, from where."""
 
 import math
 from collections.abc import Iterator, Mapping

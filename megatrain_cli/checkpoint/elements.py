@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from megatrain_cli.checkpoint.places import ITEM_BYTES
 
 U16 = NDArray[np.uint16]
-I16 = NDArray[np.int16]
 F32 = NDArray[np.float32]
 Bits = NDArray[np.generic]
 
@@ -47,7 +46,7 @@ def widen(dtype: str, elements: Bits) -> F32:
 
 
 def nearest_bf16(values: F32) -> U16:
-    """FP32 rounded to BF16, ties to even, as hardware does; any NaN is the quiet NaN of its sign."""
+    """FP32 rounded to BF16, ties to even, as hardware does; a NaN is the quiet NaN of its sign."""
     bits = values.view(np.uint32)
     nan = np.isnan(values)
     if nan.any():  # rounding would carry a large payload into the sign
@@ -56,7 +55,19 @@ def nearest_bf16(values: F32) -> U16:
     return ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
 
 
-def join_master(high: U16, low: I16) -> F32:
+def join_master(high: Bits, low: Bits) -> F32:
     """The FP32 masters, bit for bit, of BF16 weights and their 16-bit remainders."""
     bits = (high.astype(np.uint32) << np.uint32(16)) + low.astype(np.int32).view(np.uint32)
     return bits.view(np.float32)
+
+
+def master_values(weights: Bits, beside: Bits) -> F32:
+    """The FP32 masters, exactly.
+
+    Args:
+        weights: Bit patterns of the BF16 weights.
+        beside: Their remainders (`int16`), or whole FP32 masters.
+    """
+    if beside.dtype == np.int16:
+        return join_master(weights, beside)
+    return beside.view(np.float32)

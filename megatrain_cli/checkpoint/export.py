@@ -17,7 +17,7 @@ from pathlib import Path
 from megatrain_cli.checkpoint.cast import CastWeight, cast_pieces, cast_weights
 from megatrain_cli.checkpoint.folder import OpenCheckpoint
 from megatrain_cli.checkpoint.fsio import FileSystem
-from megatrain_cli.checkpoint.hashes import verify
+from megatrain_cli.checkpoint.hashes import check_files
 from megatrain_cli.checkpoint.headers import INDEX_NAME, make_header
 from megatrain_cli.checkpoint.names import TEMPORARY
 from megatrain_cli.checkpoint.storage import check_room, ensure_folder, make_nonce, storage_error
@@ -95,7 +95,8 @@ def export(
         aux[INDEX_NAME] = _index(files)
     needed = sum(weight.num_bytes for weight in weights) + sum(map(len, aux.values()))
     _check_target(fs, target, needed + _RESERVE)
-    for problem in verify(checkpoint, sorted(set().union(*(w.files for w in weights))), threads):
+    read = {file for weight in weights for file in weight.files}
+    for problem in check_files(checkpoint, read, threads):
         raise problem
     temporary = target.with_name(f"{TEMPORARY}{target.name}-{make_nonce()}")
     written = 0
@@ -143,7 +144,7 @@ def _contents(checkpoint: OpenCheckpoint, weights: Sequence[CastWeight]) -> Iter
     yield memoryview(make_header(weights[0].dtype, shapes))
     for weight in weights:
         for piece in cast_pieces(checkpoint, weight):
-            yield memoryview(piece).cast("B")
+            yield piece.data.cast("B")
 
 
 def _index(files: dict[str, list[CastWeight]]) -> bytes:

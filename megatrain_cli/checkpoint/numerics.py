@@ -9,7 +9,7 @@ from itertools import repeat
 
 import numpy as np
 
-from megatrain_cli.checkpoint.elements import F32, FLOATS, Bits, join_master, nearest_bf16, widen
+from megatrain_cli.checkpoint.elements import F32, FLOATS, Bits, master_values, nearest_bf16, widen
 from megatrain_cli.checkpoint.folder import OpenCheckpoint
 from megatrain_cli.checkpoint.manifest import Part, Shard
 from megatrain_cli.checkpoint.pieces import pieces, spread
@@ -111,11 +111,9 @@ def _measure_tensor(
         own.add(values)
         if master is None or beside is None:
             continue
-        if master[1].dtype == "I16":
-            of_master.add(join_master(bits, beside))
-        else:
-            whole = widen(master[1].dtype, beside)
-            of_master.add(whole)
+        whole = master_values(bits, beside)
+        of_master.add(whole)
+        if master[1].dtype == "F32":  # of a remainder there is none that does not fit its weight
             unrounded += _count_unrounded(bits, whole)
     found = [TensorNumbers(place.name, own, unrounded)]
     if master is not None:

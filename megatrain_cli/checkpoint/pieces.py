@@ -37,7 +37,7 @@ def elements_at(
     """Elements `start` to `start + count` of a tensor, as `pieces` gives them."""
     width = ITEM_BYTES[place.dtype]
     offset = part.data_start + place.start + start * width
-    return as_array(place.dtype, checkpoint.read(part.file, offset, count * width))
+    return as_array(place.dtype, checkpoint.read_bytes(part.file, offset, count * width))
 
 
 def spread(work: Callable[[X], Y], items: Iterable[X], threads: int) -> list[Y]:
