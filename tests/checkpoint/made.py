@@ -57,8 +57,8 @@ def make_checkpoint(
         master: `fp32_split`, `fp32` or `bf16`.
         weights: `BF16`, or `F32` without masters.
         step: Optimizer steps completed.
-        pending: How many layers, from the last, still need the update of `step`; all are a
-            step behind the others.
+        pending: How many layers, from the last, still need the update of `step`. If all do,
+            the checkpoint's own step is the one before.
         aux: Files beside `config.json` and the index, or in their place.
         changes: Other facts than the usual, such as `run_id`, `attempt` or `losses_tail`.
     """
@@ -85,6 +85,8 @@ def make_checkpoint(
     files = {"config.json": b"{}", INDEX_NAME: index_text.encode()} | dict(aux or {})
     entries = [_write_aux(folder, name, raw) for name, raw in files.items()]
     facts = make_facts(layers, master=master, weights=weights, step=step, pending=bool(pending))
+    if pending == len(layers):
+        changes = {"step": step - 1} | changes
     manifest = Manifest.build(
         Facts.model_validate(dict(facts) | changes),
         save_id=f"save-{step}",
