@@ -42,7 +42,7 @@ class TensorNumbers:
         if not found.is_finite:
             bad.append(f"{found.nan} NaN and {found.infinite} infinite values of {found.count}")
         if self.name.startswith(_SECOND) and found.negative:
-            bad.append(f"{found.negative} second moments of {found.count} are negative")
+            bad.append(f"{found.negative} of {found.count} second moments are negative")
         if self.unrounded:
             bad.append(
                 f"{self.unrounded} of {found.count} BF16 weights are not their master rounded"

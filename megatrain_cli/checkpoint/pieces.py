@@ -16,28 +16,19 @@ PIECE = 1 << 22
 """Elements looked at together. A few temporaries of that many FP32 values are held beside them."""
 
 
-def pieces(
-    checkpoint: OpenCheckpoint, part: Part, place: TensorPlace, size: int = PIECE
-) -> Iterator[Bits]:
-    """The elements of one tensor, flat, in order, `size` at a time; BF16 as `uint16`.
+def pieces(checkpoint: OpenCheckpoint, part: Part, place: TensorPlace) -> Iterator[Bits]:
+    """The elements of one tensor, flat, in order, `PIECE` at a time; BF16 as `uint16`.
 
     Read from the place that the manifest names. Hashes are not checked here.
 
     Raises:
         CorruptError: The file cannot be read, or ended early.
     """
-    for start in range(0, place.numel, size):
-        count = min(size, place.numel - start)
-        yield elements_at(checkpoint, part, place, start, count)
-
-
-def elements_at(
-    checkpoint: OpenCheckpoint, part: Part, place: TensorPlace, start: int, count: int
-) -> Bits:
-    """Elements `start` to `start + count` of a tensor, as `pieces` gives them."""
     width = ITEM_BYTES[place.dtype]
-    offset = part.data_start + place.start + start * width
-    return as_array(place.dtype, checkpoint.read_bytes(part.file, offset, count * width))
+    for start in range(0, place.numel, PIECE):
+        count = min(PIECE, place.numel - start)
+        offset = part.data_start + place.start + start * width
+        yield as_array(place.dtype, checkpoint.read_bytes(part.file, offset, count * width))
 
 
 def spread(work: Callable[[X], Y], items: Iterable[X], threads: int) -> list[Y]:
