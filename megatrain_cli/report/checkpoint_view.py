@@ -1,6 +1,6 @@
 """A checkpoint, or all of a run, as tables: what it is, what its files hold, what is wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Protocol
 
 from rich.console import Console
@@ -70,6 +70,30 @@ class CandidateView(Protocol):
 CANDIDATE_COLUMNS = ("attempt", "bytes", "id")
 
 
+class WeightFileView(Protocol):
+    """One file of a model folder, as far as showing it needs."""
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+
+    @property
+    def tensors(self) -> Sized:
+        """What it holds."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all its tensors."""
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        """Dtypes that occur."""
+
+    @property
+    def num_bytes(self) -> int:
+        """On disk."""
+
+
 class TensorNumbersView(Protocol):
     """What one tensor's values are like, as far as showing it needs."""
 
@@ -117,6 +141,20 @@ def show_numbers(rows: Sequence[TensorNumbersView], console: Console) -> None:
     table = _table("tensor", right=NUMBERS_COLUMNS)
     for row in rows:
         table.add_row(Text(row.name), *map(Text, row.texts))
+    print_table(table, console)
+
+
+def show_files(files: Sequence[WeightFileView], console: Console) -> None:
+    """Print the weight files of a model folder, and their sum."""
+    table = _table("file", right=("tensors", "parameters", "dtypes", "bytes"))
+    for file in files:
+        parameters, size = show_count(file.num_parameters), show_bytes(file.num_bytes)
+        dtypes = ", ".join(file.dtypes)
+        table.add_row(Text(file.name), str(len(file.tensors)), parameters, dtypes, size)
+    tensors = str(sum(len(file.tensors) for file in files))
+    parameters = show_count(sum(file.num_parameters for file in files))
+    size = show_bytes(sum(file.num_bytes for file in files))
+    table.add_row("total", tensors, parameters, "", size)
     print_table(table, console)
 
 

@@ -1,7 +1,8 @@
-"""An exported folder is what transformers loads, bit for bit what the checkpoint holds, or absent."""
+"""An exported folder loads in transformers with the bits of the checkpoint, or is not there."""
 
 import errno
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -284,7 +285,7 @@ def test_files_hold_all_weights_in_order_and_as_many_as_fit(tmp_path: Path, limi
     sizes = [[weight.num_bytes for weight in held] for held in files.values()]
     assert all(sum(one) <= limit or len(one) == 1 for one in sizes)
     # None could have been put into the file before.
-    assert all(sum(one) + other[0] > limit for one, other in zip(sizes, sizes[1:], strict=False))
+    assert all(sum(one) + other[0] > limit for one, other in pairwise(sizes))
     count = len(files)
     names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
     assert list(files) == (["model.safetensors"] if count == 1 else names)
