@@ -47,7 +47,7 @@ def short_id(checkpoint_id: str) -> str:
 
 
 def facts_in_words(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Label and text, one a line; text from the file is quoted where it could be anything."""
+    """Label and text, one a line; text from the file is escaped."""
     at = datetime.fromtimestamp(manifest.created.unix_ns / 1e9, tz=UTC)
     yield "id", manifest.id
     done = ", finished" if manifest.finished else ""
@@ -55,11 +55,11 @@ def facts_in_words(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "pending", _pending(manifest)
     yield "run", f"{manifest.run_id}, attempt {manifest.attempt}"
     yield "parent", manifest.parent or "none"
-    yield "saved", f"{at:%Y-%m-%d %H:%M:%S} UTC by megatrain {short(manifest.created.megatrain)}"
+    yield "saved", f"{at:%Y-%m-%d %H:%M:%S} UTC by megatrain {_plain(manifest.created.megatrain)}"
     model, data = manifest.model, manifest.data
-    tied = f", tied: {', '.join(map(short, model.tied))}" if model.tied else ""
+    tied = f", tied: {', '.join(map(_plain, model.tied))}" if model.tied else ""
     size = show_count(model.num_parameters)
-    yield "model", f"{short(model.architecture)}, {size} parameters{tied}"
+    yield "model", f"{_plain(model.architecture)}, {size} parameters{tied}"
     kinds = ", ".join(f"{key} {value}" for key, value in manifest.dtypes.items() if value)
     yield "kept as", kinds
     epoch = f" (epoch {data.next_row / data.num_rows:.2f})" if data.num_rows else ""
@@ -68,7 +68,7 @@ def facts_in_words(manifest: Manifest) -> Iterator[tuple[str, str]]:
     losses = [f"{float.fromhex(loss):.6g}" for loss in manifest.losses_tail[-_SHOWN_LOSSES:]]
     yield "last losses", " ".join(losses) or "none"
     if manifest.changes:
-        yield "changed", "; ".join(short(change) for change in manifest.changes)
+        yield "changed", "; ".join(_plain(change) for change in manifest.changes)
     files = len(tuple(manifest.parts)) + len(manifest.aux)
     yield "files", f"{files}, {show_bytes(manifest.bytes_total)}"
 
@@ -80,6 +80,11 @@ def _group(shard: Shard) -> ShardGroup:
     )
     numel = sum(place.numel for place in shard.weights.tensors)
     return ShardGroup((shard.name,), numel, parts)
+
+
+def _plain(value: object) -> str:
+    """Text from a file, escaped and cut, without quotes."""
+    return short(value if isinstance(value, str) else str(value), 300)[1:-1]
 
 
 def _pending(manifest: Manifest) -> str:

@@ -35,6 +35,11 @@ class SurveyRow:
     is_picked: bool
 
     @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return self.inspection.folder
+
+    @property
     def facts(self) -> tuple[str, ...]:
         """Attempt, size and the beginning of the id; empty without a manifest."""
         manifest = self.inspection.manifest
@@ -73,6 +78,14 @@ class Survey:
     def picked(self) -> SurveyRow | None:
         """The one that `resume RUN` would take."""
         return next((row for row in self.rows if row.is_picked), None)
+
+    @property
+    def advice(self) -> str:
+        """What else to do where there is nothing to resume from; may be empty."""
+        model = next((row for row in self.rows if row.status == _WEIGHTS_ONLY), None)
+        if model is None:
+            return ""
+        return f". To train on from weights, run `megatrain train` with model.path={model.folder}"
 
     @property
     def exit_code(self) -> int:

@@ -1,22 +1,18 @@
 """`megatrain inspect-ckpt`: what a checkpoint, a run or a model folder holds, and is it good."""
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from megatrain_cli.cli.given import check_there, open_given
-from megatrain_cli.cli.options import AsJson
+from megatrain_cli.cli.options import AsJson, count_threads
 from megatrain_cli.errors import NoCheckpointError
 
 if TYPE_CHECKING:
     from megatrain_cli.checkpoint.fsio import FileSystem
     from megatrain_cli.checkpoint.inspect import Inspection
-
-# Enough for the fastest disks; more would only hold more memory.
-_MOST_THREADS = 8
 
 
 def inspect_ckpt(
@@ -77,7 +73,7 @@ def _inspect(
 
         more.append(("model and tokenizer", check_opens))
     return inspect_checkpoint(
-        folder, fs, full=full, numerics=numerics, more=more, threads=_threads()
+        folder, fs, full=full, numerics=numerics, more=more, threads=count_threads()
     )
 
 
@@ -120,7 +116,7 @@ def _survey(
         }
         typer.echo(json.dumps(values, indent=2))
     else:
-        say(f"{run}: {len(found.rows)} checkpoints", data())
+        say(f"run {run}", data())
         show_run(found.rows, data())
         for row in found.rows:
             if row.problem:
@@ -131,7 +127,7 @@ def _survey(
             say("", data())
             _show(closer, as_json=False)
     if picked is None:
-        raise NoCheckpointError(f"{run}: no checkpoint to resume from")
+        raise NoCheckpointError(f"{run}: no checkpoint to resume from{found.advice}")
     _leave((closer.exit_code if closer else 0) or found.exit_code)
 
 
@@ -141,7 +137,7 @@ def _compare(one: Path, other: Path, fs: "FileSystem", *, as_json: bool) -> None
     from megatrain_cli.report.diff_view import show_difference
 
     with open_given(one, fs) as left, open_given(other, fs) as right:
-        found = compare(left, right, _threads())
+        found = compare(left, right, count_threads())
         if as_json:
             folders = {"left": str(left.folder), "right": str(right.folder)}
             typer.echo(json.dumps(folders | found.to_json(), indent=2))
@@ -191,10 +187,6 @@ def _is_unfinished(folder: Path) -> bool:
     from megatrain_cli.checkpoint.names import TEMPORARY, TRAINING
 
     return folder.name.startswith(TEMPORARY) or (folder / TRAINING).is_dir()
-
-
-def _threads() -> int:
-    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def _leave(code: int) -> None:

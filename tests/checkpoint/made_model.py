@@ -28,6 +28,7 @@ def make_model_checkpoint(
     weights: str = "BF16",
     pending: int = 0,
     extra: dict[str, bytes] | None = None,
+    told_tied: tuple[str, ...] | None = None,
 ) -> tuple[Manifest, dict[str, F32]]:
     """A checkpoint of a tiny model with a tokenizer, and its FP32 masters by name.
 
@@ -38,7 +39,8 @@ def make_model_checkpoint(
         master: As in `make_checkpoint`.
         weights: As in `make_checkpoint`.
         pending: As in `make_checkpoint`.
-        extra: Files beside the model's own.
+        extra: Files beside the model's own, or in their place.
+        told_tied: Tied weights that the manifest names; None are the model's.
     """
     source = folder.with_name(f"{folder.name}-source")
     model = make_tiny(kind, tied=tied, layers=2, hidden=16)
@@ -73,7 +75,7 @@ def make_model_checkpoint(
                 value.size for values in layers.values() for value in values.values()
             ),
             "vocab_size": skeleton.spec.vocab_size,
-            "tied": tuple(sorted(skeleton.aliases)),
+            "tied": tuple(sorted(skeleton.aliases)) if told_tied is None else told_tied,
         },
     )
     return manifest, {name: np.array(held[name]) for values in layers.values() for name in values}
