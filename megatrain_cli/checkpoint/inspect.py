@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from megatrain_cli.checkpoint.elements import FLOATS
 from megatrain_cli.checkpoint.folder import OpenCheckpoint, open_checkpoint, read_manifest
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.hashes import check_files
@@ -136,14 +137,15 @@ def inspect_checkpoint(
             checkpoint.notes,
             ("manifest", "files", "index", *(name for name, _ in (*checks, *more))),
         )
-        return _with_numbers(found, measure(checkpoint, threads)) if numerics else found
+        return _with_numbers(found, checkpoint, threads) if numerics else found
 
 
 def check_dtypes(manifest: Manifest, folder: Path) -> Iterator[IncompatibleError]:
     """Tensors that are not stored the way the manifest says they are kept."""
     kinds = manifest.dtypes
-    wanted = {"weights": kinds.get("weights"), "grads": kinds.get("weights")}
-    optim = {key: kinds.get(key) for key in ("exp_avg", "exp_avg_sq")}
+    said = {key: kind for key, kind in kinds.items() if kind in FLOATS}
+    wanted = {"weights": said.get("weights"), "grads": said.get("weights")}
+    optim = {key: said.get(key) for key in ("exp_avg", "exp_avg_sq")}
     optim |= {"master_lo": "I16", "master": "F32"}
     for part in manifest.parts:
         for place in part.tensors:
@@ -165,7 +167,11 @@ def _check_headers(checkpoint: OpenCheckpoint) -> Iterator[CorruptError]:
             yield error
 
 
-def _with_numbers(found: Inspection, numbers: tuple[TensorNumbers, ...]) -> Inspection:
+def _with_numbers(found: Inspection, checkpoint: OpenCheckpoint, threads: int) -> Inspection:
+    try:
+        numbers = measure(checkpoint, threads)
+    except CorruptError as error:
+        return dataclasses.replace(found, problems=(*found.problems, error))
     faults = tuple(
         NumericsError(f"{short(one.name)}: {fault}.") for one in numbers for fault in one.faults
     )

@@ -17,7 +17,7 @@ from megatrain_cli.checkpoint.shards import AuxFile, Part, PartName, Shard
 F32 = NDArray[np.float32]
 Layers = Mapping[str, Mapping[str, F32]]
 
-_NAMES = {"float32": "F32", "uint16": "BF16", "int16": "I16"}
+_NAMES = {"float32": "F32", "float64": "F64", "uint16": "BF16", "int16": "I16"}
 
 
 def random_layers(seed: int = 0, layers: int = 2) -> dict[str, dict[str, F32]]:
@@ -55,7 +55,7 @@ def make_checkpoint(
         folder: To make; also its parents.
         layers: FP32 masters by layer and weight, in the model's order.
         master: `fp32_split`, `fp32` or `bf16`.
-        weights: `BF16`, or `F32` without masters.
+        weights: `BF16`, or `F32` without masters; `F64` is one that nobody trains.
         step: Optimizer steps completed.
         pending: How many layers, from the last, still need the update of `step`. If all do,
             the checkpoint's own step is the one before.
@@ -149,6 +149,8 @@ def split(values: F32) -> tuple[NDArray[np.uint16], NDArray[np.int16]]:
 
 
 def _weight(values: F32, dtype: str) -> NDArray[np.generic]:
+    if dtype == "F64":
+        return values.astype(np.float64)
     return split(values)[0] if dtype == "BF16" else values
 
 

@@ -246,6 +246,36 @@ def test_a_disk_that_fails_at_any_operation_leaves_a_whole_export_or_none(tmp_pa
     assert left(tmp_path) == ["out", "renamed", "x"]
 
 
+class Silent(FileSystem):
+    """A disk that answers nothing of use."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def free_bytes(self, path: Path) -> int:
+        if self.what == "free":
+            raise OSError(errno.EACCES, "Permission denied")
+        return super().free_bytes(path)
+
+    def write(self, fd: int, buffer: memoryview, offset: int) -> int:
+        return 0 if self.what == "write" else super().write(fd, buffer, offset)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"), [("free", "Permission denied"), ("write", "takes no more bytes")]
+)
+def test_a_disk_without_an_answer_is_an_error_and_no_loop(
+    tmp_path: Path, what: str, words: str
+) -> None:
+    make_checkpoint(tmp_path / "x")
+    refused(StorageError, words, tmp_path, fs=Silent(what))
+
+
+def test_a_number_format_that_nobody_trains_is_not_exported(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "x", weights="F64")
+    refused(IncompatibleError, "is stored as F64", tmp_path, dtype="F32")
+
+
 class Forgets(FileSystem):
     """A disk that does not keep what it was given."""
 

@@ -1,5 +1,6 @@
 """Inspection: a good checkpoint is good, and no fault of any file is missed."""
 
+import errno
 import json
 import os
 import shutil
@@ -244,3 +245,35 @@ def test_a_pending_update_is_told_with_the_shards_that_need_it(tmp_path: Path) -
     facts = dict(look(tmp_path / "x").summary)
     assert facts["pending"] == "the update of step 3 in 2 of 4 shards; resume finishes it"
     assert facts["parent"] == "sha256:" + "a" * 64
+
+
+def test_a_number_format_that_nobody_trains_is_incompatible(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "x", weights="F64")
+    found = inspect_checkpoint(tmp_path / "x", FileSystem(), numerics=True)
+    assert found.exit_code == 4
+    assert "is F64, and such a tensor is kept as nothing known" in str(found.problems[0])
+
+
+class Failing(FileSystem):
+    """A disk that cannot read one place."""
+
+    def read(self, fd: int, buffer: memoryview, offset: int) -> int:
+        name = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  a descriptor, not a path
+        if name.endswith(OPTIM) and offset > 4096:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(fd, buffer, offset)
+
+
+@pytest.mark.parametrize("options", [{"full": True}, {"numerics": True}])
+def test_what_the_disk_cannot_read_is_damage_with_file_and_place(
+    folder: Path, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatrain_cli.checkpoint.verify._CHUNK", 4096 + 64)
+    found = inspect_checkpoint(folder, Failing(), threads=2, **options)  # type: ignore[arg-type]
+    assert found.exit_code == 3
+    assert f"{folder / OPTIM}: reading" in str(found.problems[0])
+
+
+def test_allowed_changes_of_the_config_are_told(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "x", changes=({"key": "optimizer.learning_rate", "step": 2},))
+    assert "optimizer.learning_rate" in dict(look(tmp_path / "x").summary)["changed"]

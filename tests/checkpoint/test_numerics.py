@@ -35,7 +35,8 @@ def poke(folder: Path, name: str, index: int, raw: bytes) -> None:
 
 
 def bf16(value: float) -> bytes:
-    return (np.float32(value).view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
+    bits = int(np.float32(value).view(np.uint32)) >> 16
+    return bits.to_bytes(2, "little")
 
 
 @pytest.mark.parametrize("size", [1 << 22, 5])

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from megatrain_cli.checkpoint.headers import INDEX_NAME
 from megatrain_cli.cli.app import app
 from megatrain_cli.errors import CorruptError, MegatrainError, NoCheckpointError
-from tests.checkpoint.made import make_checkpoint
+from tests.checkpoint.made import make_checkpoint, random_layers
 
 
 @pytest.fixture
@@ -238,6 +238,23 @@ def test_names_and_forms_that_differ_are_shown(tmp_path: Path) -> None:
     assert "only left: master.lm_head.weight" in text
     assert "other form: lm_head.weight: BF16 [16, 8] and F32 [16, 8]" in text
     assert "other contents: LICENSE" in text
+
+
+def test_of_many_names_some_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "a", random_layers(layers=9), master="fp32")
+    make_checkpoint(tmp_path / "b", random_layers(layers=2), master="fp32")
+    lines = inspect(tmp_path / "a", "--diff", tmp_path / "b", code=1).splitlines()
+    named = [line for line in lines if line.startswith("only left: ")]
+    assert len(named) == 21
+    assert named[-1] == "only left: 36 more"
+
+
+def test_notes_and_the_model_are_told(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "x")
+    (tmp_path / "x" / "notes.txt").write_text("")
+    text = inspect(tmp_path / "x", "--open", code=4)
+    assert "note: 'notes.txt' is not in the manifest; ignored" in text
+    assert "no model can be made of config.json" in text
 
 
 def test_comparing_takes_no_other_check(saved: Path) -> None:

@@ -12,7 +12,7 @@ from megatrain_cli.report.loss_chart import loss_chart
 from megatrain_cli.report.model_card import CardFacts, model_card, without_places
 
 CONFIG: dict[str, dict[str, object]] = {
-    "model": {"path": "/home/someone/models/tiny-llama", "dtype": "bfloat16"},
+    "model": {"path": "/disk/someone/models/tiny-llama", "dtype": "bfloat16"},
     "data": {"train": [{"path": "/data/private/chats.jsonl", "format": None}], "eval": None},
     "train": {"output_dir": "/runs/secret", "max_steps": 20},
     "store": {"memory": None},
@@ -41,7 +41,7 @@ def test_the_card_names_model_data_steps_and_losses() -> None:
 
 def test_no_place_of_the_machine_is_told() -> None:
     text = model_card(FACTS)
-    for private in ("/home", "someone", "/data", "private", "secret"):
+    for private in ("/disk", "someone", "/data", "private", "secret"):
         assert private not in text
 
 
