@@ -129,7 +129,10 @@ def _is_model(folder: Path, fs: FileSystem) -> bool:
 
 
 def _leftovers(run: Path, fs: FileSystem) -> tuple[str, ...]:
-    names = fs.list_folder(run / CHECKPOINTS)
+    try:
+        names = fs.list_folder(run / CHECKPOINTS)
+    except (FileNotFoundError, NotADirectoryError):  # no run after all: there are no rows either
+        return ()
     unfinished = [name for name in names if name.startswith(TEMPORARY)]
     retired = [name for name in names if name.startswith(TRASH)]
     said = [f"{short(name)} was never finished" for name in unfinished]

@@ -52,7 +52,7 @@ def inspect_ckpt(
         if full or numerics or open_model:
             raise typer.BadParameter("--diff reads everything and takes no other check beside it")
         _compare(run, diff, fs, as_json=as_json)
-    elif is_checkpoint(run, fs) or _is_unfinished(run):
+    elif is_checkpoint(run, fs) or (not is_run(run, fs) and _is_unfinished(run)):
         found = _inspect(run, fs, full=full, numerics=numerics, open_model=open_model)
         _show(found, as_json=as_json)
         _leave(found.exit_code)

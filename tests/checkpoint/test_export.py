@@ -1,17 +1,16 @@
 """An exported folder loads in transformers with the bits of the checkpoint, or is not there."""
 
 import errno
-import json
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError
 
 from megatrain_cli.checkpoint.cast import CastWeight, cast_weights
-from megatrain_cli.checkpoint.export import Exported, cut_files, export
+from megatrain_cli.checkpoint.export import cut_files, export
 from megatrain_cli.checkpoint.folder import OpenCheckpoint, open_checkpoint
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.headers import INDEX_NAME
@@ -19,42 +18,12 @@ from megatrain_cli.checkpoint.reread import check_written
 from megatrain_cli.errors import (
     CorruptError,
     IncompatibleError,
-    MegatrainError,
-    NumericsError,
     StorageError,
 )
-from tests.checkpoint.made import F32, make_checkpoint, random_layers
+from tests.checkpoint.exporting import left, refused, run_export, same_bits
+from tests.checkpoint.made import F32, make_checkpoint
 from tests.checkpoint.made_model import make_model_checkpoint
 from tests.train.workspace import load_whole
-
-TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-
-
-def run_export(
-    checkpoint: Path,
-    target: Path,
-    *,
-    dtype: str | None = None,
-    max_file_bytes: int = 5 * 10**9,
-    fs: FileSystem | None = None,
-) -> Exported:
-    with open_checkpoint(checkpoint, FileSystem()) as held:
-        return export(
-            held,
-            target,
-            fs or FileSystem(),
-            dtype=dtype,
-            max_file_bytes=max_file_bytes,
-            card=lambda kind: f"# {kind}\n",
-            reread=check_written,
-            threads=2,
-        )
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(
-        one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
-    )
 
 
 @pytest.mark.parametrize("max_file_bytes", [5 * 10**9, 3000])
@@ -72,48 +41,6 @@ def test_transformers_loads_the_very_bits_of_the_checkpoint(
     assert {param.dtype for param in ours.values()} == {torch.bfloat16}
     assert (len(done.files) == 1) == (max_file_bytes > 3000)
     assert (tmp_path / "out" / INDEX_NAME).exists() == (len(done.files) > 1)
-
-
-@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
-@pytest.mark.parametrize(
-    ("master", "weights"),
-    [("fp32_split", "BF16"), ("fp32", "BF16"), ("bf16", "BF16"), ("fp32", "F32")],
-)
-def test_other_dtypes_are_made_of_the_masters_and_rounded_once(
-    tmp_path: Path, master: str, weights: str, dtype: str
-) -> None:
-    layers = random_layers()
-    make_checkpoint(tmp_path / "x", layers, master=master, weights=weights)
-    run_export(tmp_path / "x", tmp_path / "out", dtype=dtype)
-    stored: dict[str, torch.Tensor] = {}
-    for path in (tmp_path / "x").glob("model-*.safetensors"):
-        with safe_open(path, "pt") as file:
-            stored |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    exact = master == "fp32_split" or weights == "F32"
-    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
-        for values in layers.values():
-            for name, value in values.items():
-                best = torch.from_numpy(value) if exact else stored[name]
-                wanted = best.to(torch.float32).to(TORCH[dtype])
-                if dtype == "BF16" and weights == "BF16":
-                    wanted = stored[name]  # as they are: a tie of the master is no matter
-                assert same_bits(file.get_tensor(name), wanted), name
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config == {"dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype]}
-
-
-def test_values_that_half_precision_cannot_hold_are_refused_by_name(tmp_path: Path) -> None:
-    layers = random_layers()
-    layers["head"]["model.norm.weight"][2] = 1e6
-    make_checkpoint(tmp_path / "x", layers)
-    with pytest.raises(NumericsError, match=r"model\.norm\.weight has 1 values"):
-        run_export(tmp_path / "x", tmp_path / "out", dtype="F16")
-    assert left(tmp_path) == ["x"]
-
-
-def left(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_everything_but_training_goes_with_it_and_the_old_card_is_kept(tmp_path: Path) -> None:
@@ -139,13 +66,6 @@ def test_a_second_export_keeps_the_card_of_its_own_base(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "x", aux=extra)
     run_export(tmp_path / "x", tmp_path / "out")
     assert (tmp_path / "out" / "README-base-model.md").read_bytes() == b"mine"
-
-
-def refused(kind: type[MegatrainError], words: str, tmp_path: Path, **kw: object) -> None:
-    before = left(tmp_path)
-    with pytest.raises(kind, match=words):
-        run_export(tmp_path / "x", tmp_path / "out", **kw)  # type: ignore[arg-type]
-    assert left(tmp_path) == before
 
 
 def test_a_pending_update_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -271,11 +191,6 @@ def test_a_disk_without_an_answer_is_an_error_and_no_loop(
     refused(StorageError, words, tmp_path, fs=Silent(what))
 
 
-def test_a_number_format_that_nobody_trains_is_not_exported(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path / "x", weights="F64")
-    refused(IncompatibleError, "is stored as F64", tmp_path, dtype="F32")
-
-
 class Forgets(FileSystem):
     """A disk that does not keep what it was given."""
 
@@ -289,6 +204,17 @@ class Forgets(FileSystem):
 def test_what_does_not_read_back_as_it_was_written_is_not_kept(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "x")
     refused(StorageError, r"norm.weight does not read back", tmp_path, fs=Forgets())
+
+
+def test_a_file_that_the_library_cannot_read_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, framework: str) -> object:
+        raise SafetensorError(f"{path.name} in {framework}")
+
+    make_checkpoint(tmp_path / "x")
+    monkeypatch.setattr("megatrain_cli.checkpoint.reread.safe_open", refuse)
+    refused(StorageError, "cannot be read back: model.safetensors in pt", tmp_path)
 
 
 def test_without_the_second_look_such_a_disk_would_go_unnoticed(tmp_path: Path) -> None:

@@ -257,6 +257,12 @@ def test_notes_and_the_model_are_told(tmp_path: Path) -> None:
     assert "no model can be made of config.json" in text
 
 
+def test_a_run_whose_checkpoints_are_no_folder_has_none(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    (tmp_path / "training").mkdir()
+    inspect(tmp_path, code=5)
+
+
 def test_comparing_takes_no_other_check(saved: Path) -> None:
     inspect(saved, "--diff", saved, "--full", code=2)
 
