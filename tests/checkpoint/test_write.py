@@ -54,7 +54,9 @@ def check_with(
     assert written == WrittenFile("training/file", len(whole), xxhash.xxh3_128_hexdigest(whole))
     assert seen == sorted(seen)
     assert seen[-1:] == ([len(whole)] if whole else [])
-    assert all(after - before <= chunk_bytes for before, after in zip([0, *seen], seen, strict=False))
+    assert all(
+        after - before <= chunk_bytes for before, after in zip([0, *seen], seen, strict=False)
+    )
 
 
 sizes = st.one_of(
