@@ -7,8 +7,10 @@ file system in use promises (after Pillai et al., "All File Systems Are Not Crea
 2014), except for one thing taken for granted: a rename is seen whole or not at all.
 """
 
+import errno
 import itertools
 import math
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,8 +40,9 @@ class Op:
 class RecordingFileSystem(FileSystem):
     """The real file system; `log` has every operation that changes or syncs something."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, renames_folders: bool = True) -> None:
         self.root = root
+        self.renames_folders = renames_folders
         self.log: list[Op] = []
         self._paths: dict[int, str] = {}
 
@@ -83,6 +86,8 @@ class RecordingFileSystem(FileSystem):
         self.log.append(Op("sync_folder", self._name(path)))
 
     def rename_new(self, source: Path, target: Path) -> None:
+        if not self.renames_folders:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         super().rename_new(source, target)
         self.log.append(Op("rename", self._name(source), self._name(target)))
 
@@ -121,14 +126,8 @@ class _File:
         data, half = bytes(self.data), len(self.data) // 2
         if not self.dirty:
             return [data]
-        found = [
-            self.synced,
-            data,
-            bytes(len(data)),
-            data[:half],
-            data[:half].ljust(len(data), b"\0"),
-        ]
-        return list(dict.fromkeys(found))
+        torn = (data[:half], data[:half].ljust(len(data), b"\0"), bytes(len(data)))
+        return list(dict.fromkeys((self.synced, *torn, data)))
 
 
 @dataclass(eq=False)
@@ -230,14 +229,22 @@ class Disk:
                 id(folder): folder.surviving([bool(next(values)) for _ in folder.pending])
                 for folder in folders
             }
-            data = {id(file): next(values) for file in files}
-            yield dict(
-                _walk(
-                    self.root,
-                    lambda folder: entries.get(id(folder), folder.synced),
-                    lambda file: bytes(data[id(file)]),
-                )
-            )
+            data = {id(file): bytes(next(values)) for file in files}
+            yield _crashed(self.root, entries, data)
+
+
+def _crashed(
+    root: _Folder,
+    entries: Mapping[int, dict[str, _File | _Folder]],
+    data: Mapping[int, bytes],
+) -> Tree:
+    return dict(
+        _walk(
+            root,
+            lambda folder: entries.get(id(folder), folder.synced),
+            lambda file: data[id(file)],
+        )
+    )
 
 
 def _choices(
