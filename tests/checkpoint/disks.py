@@ -69,6 +69,8 @@ class FaultyFileSystem(WatchedFileSystem):
     def before(self, name: str, args: tuple[object, ...]) -> None:
         if name == "sync":
             assert args[0] not in self.failed_syncs, "a failed sync was tried again"
+        if name == "close":  # the number may be given to another file
+            self.failed_syncs.discard(args[0])
         if not self.only(name, args):
             return
         index, self.calls = self.calls, self.calls + 1
@@ -77,10 +79,7 @@ class FaultyFileSystem(WatchedFileSystem):
                 self.failed_syncs.add(args[0])
             if name == "close":  # Linux has closed the file whatever it answers
                 os.close(args[0])  # type: ignore[arg-type]
-                self.failed_syncs.discard(args[0])
             raise OSError(self.code, os.strerror(self.code))
-        if name == "close":
-            self.failed_syncs.discard(args[0])
 
 
 def on(*names: str) -> Callable[[str, tuple[object, ...]], bool]:

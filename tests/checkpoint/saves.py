@@ -103,7 +103,7 @@ def save(
     )
     tell("committed", step)
     write_latest(fs, done.folder, f"sha256:{step}", attempt=1)
-    names = [name for name in fs.list_folder(checkpoints) if PUBLISHED.fullmatch(name)]
+    names = sorted(path.name for path in checkpoints.glob("step-*"))
     for name in names[:-keep]:
         tell("retired", int(name.removeprefix("step-")))
         remove_checkpoint(fs, checkpoints / name)
