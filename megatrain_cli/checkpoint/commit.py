@@ -84,7 +84,7 @@ class Commit:
         """
         try:
             self.remade = ensure_folder(self._fs, self._checkpoints)
-            check_room(self._fs, self._checkpoints, self._num_bytes)
+            check_room(self._fs, self.final, self._num_bytes)
             self._clear_place()
             self._fs.make_folder(self.folder)
             self._begun = True
