@@ -98,15 +98,19 @@ def test_a_rename_that_fails_otherwise_is_refused(tmp_path: Path) -> None:
 def test_a_fault_at_any_operation_of_the_probe_is_told(tmp_path: Path) -> None:
     for index in range(100):
         fs = FaultyFileSystem(errno.EIO, index)
+        checkpoints = tmp_path / str(index) / "checkpoints"
         try:
-            facts = check_storage(fs, tmp_path / "run" / "checkpoints", 10)
+            facts = check_storage(fs, checkpoints, 10)
         except StorageError as error:
             assert "could not be written: Input/output error" in str(error)  # noqa: PT017
+            assert fs.met
             continue
-        break
-    assert index > 15
-    assert not fs.met
-    assert facts.atomic_rename
+        assert index > 15
+        assert not fs.met
+        assert facts.atomic_rename
+        assert list(checkpoints.iterdir()) == []
+        return
+    pytest.fail("the probe never ran without a fault")
 
 
 def test_folders_are_made_one_in_the_other_and_each_made_known(tmp_path: Path) -> None:
