@@ -33,9 +33,10 @@ def tensor(value: Json, shard: int = 0, number: int = 0) -> list[Any]:
     return found
 
 
-def grow(value: Json, num_bytes: int) -> None:
+def grow(value: Json, num_bytes: int) -> Json:
     part(value)["bytes"] += num_bytes
     value["bytes_total"] += num_bytes
+    return value
 
 
 IMPOSSIBLE: dict[str, tuple[Change, str]] = {
