@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from megatrain_cli import __version__
-from megatrain_cli.cli import inspect, plan, probe, resume, train
+from megatrain_cli.cli import export, inspect, plan, probe, resume, train
 from megatrain_cli.cli.options import TAKES_OVERRIDES
 from megatrain_cli.errors import InternalError, MegatrainError
 from megatrain_cli.report.listener import Listener
@@ -40,6 +40,7 @@ app.command("train", context_settings=TAKES_OVERRIDES)(train.train)
 app.command("resume", context_settings=TAKES_OVERRIDES)(resume.resume)
 app.command("probe")(probe.probe)
 app.command("inspect-ckpt")(inspect.inspect_ckpt)
+app.command("export")(export.export)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,5 +1,6 @@
 """What several commands share: overrides of config keys, and reading a config aloud."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +22,15 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+# Of reading files: enough for the fastest disks; more would only hold more memory.
+_MOST_THREADS = 8
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def count_threads() -> int:
+    """Threads that read a checkpoint's files: as many as this process may use, up to eight."""
+    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def parse_overrides(words: Sequence[str] | None) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     result = megatrain("--help")
     assert result.returncode == 0
     assert result.stderr == ""
-    for name in ("plan", "train", "probe", "resume", "inspect-ckpt"):
+    for name in ("plan", "train", "probe", "resume", "inspect-ckpt", "export"):
         assert name in result.stdout
 
 
