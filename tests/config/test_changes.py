@@ -204,7 +204,7 @@ def test_a_word_that_names_no_key_is_refused_with_the_nearest(word: str, message
 
 def test_a_last_part_of_several_keys_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CLASSES, "eval.seed", "runtime")
-    with pytest.raises(ConfigError, match="`seed` may be `train.seed` or `eval.seed`"):
+    with pytest.raises(ConfigError, match=r"`seed` may be `train\.seed` or `eval\.seed`"):
         allowed_keys(["seed"])
 
 
