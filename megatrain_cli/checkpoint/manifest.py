@@ -90,7 +90,7 @@ class Manifest(Facts):
             ValueError: The parts do not make a whole checkpoint.
         """
         features = ("grads",) if any(shard.has_grads for shard in shards) else ()
-        files = [*(part for shard in shards for part in shard.parts), *aux]
+        files = _files(shards, aux)
         return cls.model_validate(
             dict(facts)
             | {
@@ -142,23 +142,27 @@ class Manifest(Facts):
         return (part for shard in self.shards for part in shard.parts)
 
     @property
-    def files(self) -> dict[str, int]:
-        """Size of every file but the manifest, by name."""
-        return {file.file: file.bytes for file in (*self.parts, *self.aux)}
+    def files(self) -> tuple[Part | AuxFile, ...]:
+        """Every file but the manifest itself."""
+        return _files(self.shards, self.aux)
 
     @model_validator(mode="after")
     def _whole(self) -> "Manifest":
         check_shards(self.shards, self.step, self.model.num_parameters, self.pending)
-        names = [file.file for file in (*self.parts, *self.aux)]
+        names = [file.file for file in self.files]
         check_unique("file", names)
         for name in ("config.json", INDEX_NAME):
             if name not in names:
                 raise ValueError(f"no {name} among the aux files")
-        if self.bytes_total != sum(file.bytes for file in (*self.parts, *self.aux)):
+        if self.bytes_total != sum(file.bytes for file in self.files):
             raise ValueError("bytes_total is not the sum of the files' sizes")
         if ("grads" in self.format.required_features) != (self.pending is not None):
             raise ValueError("the feature `grads` is required if and only if an update is pending")
         return self
+
+
+def _files(shards: Sequence[Shard], aux: Sequence[AuxFile]) -> tuple[Part | AuxFile, ...]:
+    return (*(part for shard in shards for part in shard.parts), *aux)
 
 
 def _verified(raw: bytes, what: str) -> tuple[bytes, dict[str, JsonValue]]:

@@ -6,13 +6,11 @@ from typing import Annotated, Literal
 from pydantic import StringConstraints, model_validator
 
 from megatrain_cli.checkpoint.facts import Pending
-from megatrain_cli.checkpoint.places import TensorPlace, check_places, short
+from megatrain_cli.checkpoint.places import ALIGNMENT, TensorPlace, check_places, short
 from megatrain_cli.checkpoint.record import Count, Record, Xxh128, check_unique
 
-ALIGNMENT = 4096
-"""Payloads begin at a multiple of it, so that they can be read around the page cache."""
-
 MAX_TENSORS = 1_000_000
+"""Most tensors of all parts together."""
 
 PartName = Literal["weights", "optim", "grads"]
 
@@ -88,9 +86,7 @@ class Shard(Record):
             for place in part.tensors:
                 kind, _, weight = place.name.partition(".")
                 if shapes.get(weight) != place.shape:
-                    raise ValueError(
-                        f"{part.file}: {short(place.name)} fits no weight of its layer"
-                    )
+                    raise ValueError(f"{part.file}: {short(place.name)} fits no weight")
                 if (part.part == "grads") != (kind == "grad"):
                     raise ValueError(f"{part.file}: {short(place.name)} is in the wrong part")
         if self.has_grads and len(self.parts[2].tensors) != len(shapes):
