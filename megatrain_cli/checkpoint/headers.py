@@ -217,18 +217,33 @@ def read_folder(folder: Path) -> tuple[WeightFile, ...]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    if not path.exists():
-        return {}
+    return parse_index(path.read_bytes(), str(path)) if path.exists() else {}
+
+
+def parse_index(raw: bytes, what: str) -> dict[str, str]:
+    """Which file of the folder each tensor is in, from an index's bytes.
+
+    Args:
+        raw: All of them.
+        what: Names the index in errors.
+
+    Raises:
+        CorruptError: It is no index, or names a file that is not a plain name of this folder.
+    """
+    check_amount(raw, what)
     try:
-        index = json.loads(path.read_bytes())
+        index = json.loads(raw, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"{path}: not a weight index: {error}") from error
+        raise CorruptError(f"{what}: not a weight index: {short(str(error))[1:-1]}") from None
     files = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(files, dict) or not files:
-        raise CorruptError(f"{path}: not a weight index: no `weight_map`")
+        raise CorruptError(f"{what}: not a weight index: no `weight_map`")
     for file in files.values():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CorruptError(f"{path}: not a weight index: {file!r} is no file of this folder")
+        # Path("..").name is "..", which other programs would follow.
+        if not isinstance(file, str) or Path(file).name != file or file == "..":
+            raise CorruptError(
+                f"{what}: not a weight index: {short(file)} is no file of its folder"
+            )
     return files
 
 

@@ -12,6 +12,7 @@ from pydantic import JsonValue, ValidationError, model_validator
 
 from megatrain_cli.checkpoint.facts import DataFacts, Facts, ModelFacts, Pending, SourceFile
 from megatrain_cli.checkpoint.headers import INDEX_NAME
+from megatrain_cli.checkpoint.names import MANIFEST
 from megatrain_cli.checkpoint.places import TensorPlace, short
 from megatrain_cli.checkpoint.record import Count, Identity, Record, check_unique
 from megatrain_cli.checkpoint.shards import AuxFile, Part, PartName, Shard, check_shards
@@ -19,11 +20,10 @@ from megatrain_cli.checkpoint.strict_json import canonical, parse
 from megatrain_cli.errors import CorruptError, IncompatibleError
 
 __all__ = [
-    "MANIFEST_NAME", "AuxFile", "Created", "DataFacts", "Facts", "Format", "Manifest", "ModelFacts",
+    "AuxFile", "Created", "DataFacts", "Facts", "Format", "Manifest", "ModelFacts",
     "Part", "PartName", "Pending", "Shard", "SourceFile", "TensorPlace",
 ]  # fmt: skip
 
-MANIFEST_NAME = "manifest.json"
 FORMAT_NAME = "megatrain-checkpoint"
 MAJOR, MINOR = 1, 0
 KNOWN = ("grads",)
@@ -104,7 +104,7 @@ class Manifest(Facts):
         )
 
     @classmethod
-    def from_bytes(cls, raw: bytes, what: str = MANIFEST_NAME) -> "Manifest":
+    def from_bytes(cls, raw: bytes, what: str = MANIFEST) -> "Manifest":
         """Read the file's bytes.
 
         Args:

@@ -12,6 +12,9 @@ from megatrain_cli.checkpoint.record import Count, Record, Xxh128, check_unique
 MAX_TENSORS = 1_000_000
 """Most tensors of all parts together."""
 
+# Headers end before 100 MB; whoever checks one reads that much at most.
+_MAX_DATA_START = 100 << 20
+
 PartName = Literal["weights", "optim", "grads"]
 
 _WEIGHTS_FILE = r"model[a-z0-9._-]{0,110}\.safetensors"
@@ -44,8 +47,8 @@ class Part(Record):
     def _whole(self) -> "Part":
         if self.file.startswith("model") != (self.part == "weights"):
             raise ValueError(f"{self.file} cannot hold {self.part}")
-        if self.data_start == 0 or self.data_start % ALIGNMENT:
-            raise ValueError(f"{self.file}: data_start is no multiple of {ALIGNMENT}")
+        if self.data_start % ALIGNMENT or not 0 < self.data_start <= _MAX_DATA_START:
+            raise ValueError(f"{self.file}: the payload cannot begin at {self.data_start}")
         if len(self.tensors) > MAX_TENSORS:
             raise ValueError(f"{self.file}: more than {MAX_TENSORS} tensors")
         check_places(self.tensors, self.bytes - self.data_start)
