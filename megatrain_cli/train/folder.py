@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from megatrain_cli.checkpoint.fsio import FileSystem
-from megatrain_cli.checkpoint.names import folder_name
+from megatrain_cli.checkpoint.names import CHECKPOINTS, folder_name
 from megatrain_cli.errors import (
     ConfigError,
     IncompatibleError,
@@ -153,7 +153,7 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         """Where checkpoints go."""
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint after `step` optimizer steps goes."""

@@ -31,7 +31,7 @@ class RunLock:
         self._path = path
         self._nonce = secrets.token_hex(8)
         try:
-            self._file = path.open("a+", encoding="utf-8")
+            self._file = path.open("a+b", buffering=0)
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
         try:
@@ -59,10 +59,8 @@ class RunLock:
             "nonce": self._nonce,
         }
         try:
-            self._file.seek(0)
             self._file.truncate(0)
-            self._file.write(json.dumps(owner) + "\n")
-            self._file.flush()
+            self._file.write(json.dumps(owner).encode() + b"\n")
         except OSError as error:
             raise StorageError(
                 f"{self._path} cannot be written: {error.strerror or error}."

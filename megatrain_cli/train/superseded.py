@@ -5,11 +5,11 @@ to `RUN/superseded/`, so that the journal has each step once and no later save m
 """
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.names import step_of
 from megatrain_cli.checkpoint.storage import ensure_folder, storage_error
 from megatrain_cli.errors import CorruptError
 from megatrain_cli.train.durable import replace_file
@@ -56,7 +56,7 @@ def later_folders(fs: FileSystem, checkpoints: Path, step: int) -> list[Path]:
         names = fs.list_folder(checkpoints) if fs.exists(checkpoints) else []
     except OSError as error:
         raise storage_error(fs, checkpoints, error) from error
-    found = [(int(match[1]), name) for name in names if (match := _FOLDER.fullmatch(name))]
+    found = [(number, name) for name in names if (number := step_of(name)) is not None]
     return [checkpoints / name for number, name in sorted(found, reverse=True) if number > step]
 
 
@@ -81,9 +81,6 @@ def set_aside(fs: FileSystem, run: Path, folders: Sequence[Path], attempt: int) 
             raise storage_error(fs, folder, error) from error
         moved.append(target)
     return moved
-
-
-_FOLDER = re.compile(r"step-([0-9]{1,18})")
 
 
 def _make_folder(fs: FileSystem, path: Path) -> None:
