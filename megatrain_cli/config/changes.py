@@ -99,7 +99,7 @@ class Change:
         Args:
             step: Steps completed when it took effect.
         """
-        return {"step": step, "key": self.key, "old": _exact(self.old), "new": _exact(self.new)}
+        return {"step": step, "key": self.key, "old": exact(self.old), "new": exact(self.new)}
 
 
 def compare(saved: TrainConfig, wanted: TrainConfig) -> list[Change]:
@@ -179,6 +179,17 @@ def check_changes(changes: Sequence[Change], allowed: frozenset[str]) -> tuple[C
     return tuple(c for c in changes if c.kind == "meaning" or c.key in _LENGTH)
 
 
+def exact(value: JsonValue) -> JsonValue:
+    """The value with floats as hexadecimal texts, which are the same in every language."""
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, list):
+        return [exact(item) for item in value]
+    if isinstance(value, dict):
+        return {key: exact(item) for key, item in value.items()}
+    return value
+
+
 def _flat(config: TrainConfig) -> dict[str, JsonValue]:
     sections = config.model_dump(mode="json")
     return {f"{s}.{leaf}": value for s, keys in sections.items() for leaf, value in keys.items()}
@@ -224,13 +235,3 @@ def _show(value: JsonValue) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else str(value)
-
-
-def _exact(value: JsonValue) -> JsonValue:
-    if isinstance(value, float):
-        return value.hex()
-    if isinstance(value, list):
-        return [_exact(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _exact(item) for key, item in value.items()}
-    return value
