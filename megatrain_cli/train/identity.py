@@ -35,7 +35,7 @@ class RunIdentity:
     """Written once; a run keeps it wherever its folder is moved.
 
     Attributes:
-        run_id: 32 hexadecimal digits, drawn at random.
+        run_id: Of a new run 32 hexadecimal digits, drawn at random.
         megatrain: The version that began the run.
         parent: Of a forked run.
         format: Of this file.
@@ -87,7 +87,7 @@ def read_identity(run: Path) -> RunIdentity | None:
             "newer version of megatrain."
         )
     run_id, version = values.get("run_id"), values.get("megatrain")
-    if not isinstance(run_id, str) or not re.fullmatch(r"[0-9a-f]{32}", run_id):
+    if not isinstance(run_id, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", run_id):
         raise CorruptError(f"{path} names no run. {_WITHOUT}")
     if not isinstance(version, str):
         raise CorruptError(f"{path} names no version. {_WITHOUT}")

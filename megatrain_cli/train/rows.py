@@ -22,6 +22,7 @@ from megatrain_cli.data.source import SourceFile
 from megatrain_cli.errors import InternalError
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.train.position import START, Position
 from megatrain_cli.units import round_up
 
 # Lengths of rectangles of rows are rounded up to this: matrix kernels like whole tiles, and fewer
@@ -61,18 +62,6 @@ class RowSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Position:
-    """How far a run has come: optimizer steps completed, and rows taken for them over all epochs.
-
-    Two numbers and not one: a run that goes on with another batch size has taken as many rows as it
-    has, whatever its steps from now on take.
-    """
-
-    step: int = 0
-    row: int = 0
-
-
-@dataclass(frozen=True)
 class TrainingRows:
     """All rows, and which of them each step takes.
 
@@ -90,7 +79,7 @@ class TrainingRows:
     _decisions: Decisions
     _stream: RowStream
     _pad_id: int
-    start: Position = Position()
+    start: Position = START
 
     def planned(self, decisions: Decisions) -> "TrainingRows":
         """The same rows, divided by another plan."""
@@ -154,7 +143,7 @@ class TrainingRows:
 def load_rows(
     config: TrainConfig,
     decisions: Decisions,
-    start: Position = Position(),
+    start: Position = START,
 ) -> TrainingRows:
     """Read and tokenise all data.
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from megatrain_cli.data.examples import DataSummary, Examples
 from megatrain_cli.data.sampler import RowStream
 from megatrain_cli.errors import InternalError
-from megatrain_cli.train.rows import Position, TrainingRows, load_rows
+from megatrain_cli.train.position import Position
+from megatrain_cli.train.rows import TrainingRows, load_rows
 from tests.plan.small import GPU, make_config, make_spec, plan_for
 from tests.train.workspace import make_workspace, start
 
