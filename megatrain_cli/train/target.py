@@ -61,23 +61,31 @@ def find_target(path: Path, fs: FileSystem) -> Target:
         raise NoCheckpointError(f"{path}: there is no such folder (resolved to {path.absolute()})")
     if not path.is_dir():
         raise NoCheckpointError(
-            f"{path} is a file, not a run folder and not a megatrain checkpoint; it was not opened."
+            f"{path}: no checkpoint to resume from: it is a file, not a run folder and not a "
+            "megatrain checkpoint. It was not opened."
         )
     if is_run(path, fs):
+        if not any(is_checkpoint(folder, fs) for folder in (path / CHECKPOINTS).glob("step-*")):
+            _refuse_weights(path)
         return Target(path, None)
     # Without a manifest too: why it is none is then said by who opens it.
     if step_of(path.name) is not None or is_checkpoint(path, fs):
         home = path.absolute().parent
         return Target(home.parent if home.name == CHECKPOINTS else None, path)
+    _refuse_weights(path)
+    raise NoCheckpointError(
+        f"{path}: no checkpoint to resume from: it is not a run folder and not a checkpoint."
+    )
+
+
+def _refuse_weights(path: Path) -> None:
+    """Say how to train on from what has weights alone: a model, or a run of an early version."""
     weights = find_model_folder(path)
     if weights is not None:
         raise NoCheckpointError(
             f"{path}: no checkpoint to resume from: it has weights and no optimizer state. To train"
             f" on from the weights, run `megatrain train` with model.path={weights}"
         )
-    raise NoCheckpointError(
-        f"{path}: no checkpoint to resume from: it is not a run folder and not a checkpoint."
-    )
 
 
 def choose(

@@ -47,7 +47,7 @@ def test_what_is_neither_is_said_and_nothing_is_opened(tmp_path: Path) -> None:
     with pytest.raises(NoCheckpointError, match="there is no such folder"):
         find_target(tmp_path / "missing", FS)
     (tmp_path / "state.pt").write_bytes(b"\x80\x04.")
-    with pytest.raises(NoCheckpointError, match="is a file, not a run folder"):
+    with pytest.raises(NoCheckpointError, match="it is a file, not a run folder"):
         find_target(tmp_path / "state.pt", FS)
     with pytest.raises(NoCheckpointError, match="not a run folder and not a checkpoint"):
         find_target(tmp_path, FS)
@@ -55,6 +55,18 @@ def test_what_is_neither_is_said_and_nothing_is_opened(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(NoCheckpointError, match="has weights and no optimizer state"):
         find_target(tmp_path, FS)
+
+
+def test_a_run_of_weights_alone_says_how_to_train_on(tmp_path: Path) -> None:
+    weights = tmp_path / "checkpoints" / "step-00000004"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    (weights / "model-embed.safetensors").write_bytes(b"")
+    with pytest.raises(NoCheckpointError, match=f"with model.path={weights}$"):
+        find_target(tmp_path, FS)
+    make_run(tmp_path / "run", [3])  # beside one that is whole, nothing is said of it
+    weights.rename(step(tmp_path / "run", 4))
+    assert chosen(tmp_path / "run").checkpoint.folder == step(tmp_path / "run", 3)
 
 
 def test_a_run_goes_on_from_its_newest_and_a_named_one_must_be_that(tmp_path: Path) -> None:
