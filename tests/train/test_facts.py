@@ -16,6 +16,7 @@ from megatrain_cli.checkpoint.facts import Facts, ModelFacts, Pending
 from megatrain_cli.checkpoint.strict_json import canonical
 from megatrain_cli.errors import IncompatibleError, ModelError
 from megatrain_cli.plan.tiles import TileFormat
+from megatrain_cli.train import numerics
 from megatrain_cli.train.data_facts import data_facts
 from megatrain_cli.train.facts import (
     LOSSES_KEPT,
@@ -27,6 +28,7 @@ from megatrain_cli.train.facts import (
     run_facts,
 )
 from megatrain_cli.train.numerics import differences, not_bit_exact, numerics_of
+from tests.plan.small import GPU
 from tests.train.workspace import Started, make_workspace, start
 
 PARENT = "sha256:" + "1" * 64
@@ -37,11 +39,9 @@ def run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Started]:
     folder = tmp_path_factory.mktemp("run")
-    bf16 = {"dtype": "bfloat16"}
-    config = make_workspace(
-        folder, tied=request.param, rows=10, model=None, optimizer={"master": "fp32_split"}
-    )
-    with start(config, [f"model.dtype={bf16['dtype']}", "train.max_steps=6"]) as started:
+    split = {"master": "fp32_split"}
+    config = make_workspace(folder, tied=request.param, rows=10, optimizer=split)
+    with start(config, ["model.dtype=bfloat16", "train.max_steps=6"]) as started:
         yield started
 
 
@@ -173,3 +173,25 @@ def test_every_difference_is_told_once_and_equal_prints_promise_bits(
 def test_a_fingerprint_from_a_checkpoint_cannot_control_a_terminal() -> None:
     assert differences({"gpu": "\x1b[2J"}, {"gpu": None}) == ["gpu \\x1b[2J -> none"]
     assert differences({"x": True}, {"x": False}) == ["x on -> off"]
+
+
+def test_on_a_gpu_the_kernel_that_attends_is_part_of_the_fingerprint(
+    run: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU is needed: torch's two answers about one are stood in for."""
+    asked = []
+
+    def kernel(*shape: object) -> str:
+        asked.append(shape[2:])
+        return "flash"
+
+    monkeypatch.setattr(numerics, "dispatched_kernel", kernel)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    plan = replace(run.engine.plan, machine=GPU)
+    found = numerics_of(run.engine.skeleton, plan)
+    assert (found["gpu"], found["sm"]) == ("NVIDIA H200", "9.0")
+    assert found["attention"] == "sdpa by flash"
+    d = plan.decisions
+    assert asked == [(torch.device("cuda:0"), d.micro_batch_size, d.max_length)]
+    eager = replace(plan, decisions=replace(d, attention="eager"))
+    assert numerics_of(run.engine.skeleton, eager)["attention"] == "eager"
