@@ -31,19 +31,11 @@ class RunFacts:
     """What stays the same through an attempt; `at` adds the step.
 
     Attributes:
-        changes: Lineage: config changes that were allowed, those of earlier attempts first.
+        start: The facts where the attempt begins.
+        rows: As planned.
     """
 
-    run_id: str
-    attempt: int
-    model: ModelFacts
-    dtypes: dict[str, str | None]
-    optimizer: dict[str, JsonValue]
-    schedule: dict[str, JsonValue]
-    data: DataFacts
-    numerics: dict[str, JsonValue]
-    plan: dict[str, JsonValue]
-    changes: tuple[dict[str, JsonValue], ...]
+    start: Facts
     rows: TrainingRows
 
     def at(
@@ -64,25 +56,15 @@ class RunFacts:
         """
         # The rows of a pending update have been taken, even if no layer has had it yet.
         position = self.rows.position_after(step if pending is None else pending.step)
-        total = self.rows.total_steps
-        return Facts(
-            run_id=self.run_id,
-            attempt=self.attempt,
-            parent=parent,
-            step=step,
-            finished=step >= total and pending is None,
-            target_steps=total,
-            pending=pending,
-            model=self.model,
-            dtypes=self.dtypes,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            data=self.data.model_copy(update={"next_row": position.row}),
-            numerics=self.numerics,
-            plan=self.plan,
-            losses_tail=tuple(float(loss).hex() for loss in losses[-LOSSES_KEPT:]),
-            changes=self.changes,
-        )
+        found = {
+            "step": step,
+            "finished": step >= self.start.target_steps and pending is None,
+            "parent": parent,
+            "pending": pending,
+            "data": self.start.data.model_copy(update={"next_row": position.row}),
+            "losses_tail": tuple(float(loss).hex() for loss in losses[-LOSSES_KEPT:]),
+        }
+        return Facts.model_validate(dict(self.start) | found)
 
 
 def run_facts(
@@ -108,27 +90,30 @@ def run_facts(
         model: From `model_facts`.
         run_id: Of the run folder.
         attempt: Of the run folder.
-        changes: The whole lineage.
+        changes: The whole lineage, oldest first.
     """
-    return RunFacts(
+    optimizer = config.optimizer.model_dump(mode="json", exclude={"master", "threads"})
+    how = {"name": "adamw", "backend": "megatrain-cpu", "bias_correction": "pow-f64"}
+    schedule = config.schedule.model_dump(mode="json")
+    start = Facts(
         run_id=run_id,
         attempt=attempt,
+        parent=None,
+        step=rows.start.step,
+        finished=False,
+        target_steps=rows.total_steps,
+        pending=None,
         model=model,
         dtypes=dtypes_of(plan.decisions),
-        optimizer={
-            "name": "adamw",
-            "backend": "megatrain-cpu",
-            "bias_correction": "pow-f64",
-            **_section(config.optimizer.model_dump(mode="json", exclude={"master", "threads"})),
-        },
-        schedule=_section(config.schedule.model_dump(mode="json"))
-        | {"total_steps": rows.total_steps},
+        optimizer=how | _exact(optimizer),
+        schedule=_exact(schedule) | {"total_steps": rows.total_steps},
         data=data,
         numerics=numerics_of(skeleton, plan),
-        plan=_section(asdict(plan.decisions)),
+        plan=_exact(asdict(plan.decisions)),
+        losses_tail=(),
         changes=tuple(changes),
-        rows=rows,
     )
+    return RunFacts(start, rows)
 
 
 def model_facts(skeleton: Skeleton, config_json: bytes) -> ModelFacts:
@@ -193,5 +178,5 @@ def _refuse_differences(what: str, saved: dict[str, object], now: dict[str, obje
         raise IncompatibleError(f"{what}: {'; '.join(found)}. It goes on only as it was begun.")
 
 
-def _section(values: dict[str, JsonValue]) -> dict[str, JsonValue]:
+def _exact(values: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return {key: exact(value) for key, value in values.items()}

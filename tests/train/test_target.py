@@ -1,5 +1,6 @@
 """Which checkpoint is gone on from: the newest of a run, or exactly the one that was named."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,16 @@ def test_a_run_goes_on_from_its_newest_and_a_named_one_must_be_that(tmp_path: Pa
     back = chosen(step(tmp_path, 99), rewind=True)
     assert back.superseded == (step(tmp_path, 100),)
     assert chosen(step(tmp_path, 99), fork=True).superseded == ()
+
+
+def test_no_clock_is_asked_which_is_the_newest(tmp_path: Path) -> None:
+    """F69: a clock that jumped, or a copy that gave all files other times."""
+    make_run(tmp_path, [3, 4])
+    for path in step(tmp_path, 3).rglob("*"):
+        os.utime(path, (4e9, 4e9))
+    for path in step(tmp_path, 4).rglob("*"):
+        os.utime(path, (1, 1))
+    assert chosen(tmp_path).checkpoint.folder == step(tmp_path, 4)
 
 
 def test_a_run_falls_back_and_says_so_and_a_named_one_does_not(tmp_path: Path) -> None:
