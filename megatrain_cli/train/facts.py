@@ -93,7 +93,11 @@ def run_facts(
         changes: The whole lineage, oldest first.
     """
     optimizer = config.optimizer.model_dump(mode="json", exclude={"master", "threads"})
-    how = {"name": "adamw", "backend": "megatrain-cpu", "bias_correction": "pow-f64"}
+    how: dict[str, JsonValue] = {
+        "name": "adamw",
+        "backend": "megatrain-cpu",
+        "bias_correction": "pow-f64",
+    }
     schedule = config.schedule.model_dump(mode="json")
     start = Facts(
         run_id=run_id,
