@@ -10,22 +10,60 @@ from megatrain_cli.errors import NoCheckpointError
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN_OR_CKPT", help="A run folder.")],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_OR_CKPT", help="A run folder, or one of its checkpoints."),
+    ],
     overrides: Overrides = None,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY,...",
+            help="Config keys whose new values may change what is learnt; the change is recorded.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="M", min=1, help="End at step M instead.", show_default=False),
+    ] = None,
+    rewind: Annotated[
+        bool,
+        typer.Option(
+            "--rewind", help="Give up what came after this checkpoint; moved, not deleted."
+        ),
+    ] = False,
+    fork: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="NEW_RUN",
+            help="Begin a new run in this folder from the checkpoint.",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Go on with weights that are not finite.")
+    ] = False,
 ) -> None:
-    """Continue a run from its newest checkpoint.
+    """Continue a run from its newest checkpoint, or from the one that is named.
 
-    This version writes weights only, so there is nothing to resume from; it says how to train on.
+    Reads the config of the checkpoint. A run that has ended says so, and nothing is written.
     """
-    from megatrain_cli.checkpoint.headers import find_model_folder
+    from megatrain_cli.checkpoint.fsio import FileSystem
+    from megatrain_cli.train.resume import ResumeRequest, find_finished
 
-    parse_overrides(overrides)
-    if not run.exists():
-        raise NoCheckpointError(f"{run}: there is no such folder (resolved to {run.absolute()})")
-    folder = find_model_folder(run)
-    if folder is None:
-        raise NoCheckpointError(f"{run}: no checkpoint to resume from: no saved weights in it")
-    raise NoCheckpointError(
-        f"{run}: no checkpoint to resume from: this version saves weights only, not the optimizer."
-        f" To train on from the weights, run `megatrain train` with model.path={folder}"
+    request = ResumeRequest(
+        path=run,
+        overrides=parse_overrides(overrides),
+        allow_change=tuple(allow_change or ()),
+        steps=steps,
+        rewind=rewind,
+        fork=fork,
+        force=force,
+        here=Path.cwd(),
     )
+    said = find_finished(request, FileSystem())
+    if said is not None:
+        typer.echo(f"{run}: {said}")
+        return
+    raise NoCheckpointError(f"{run}: this version finds the checkpoint and cannot train on from it")

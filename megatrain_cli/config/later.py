@@ -38,11 +38,6 @@ def find_not_yet(config: TrainConfig) -> Iterator[Finding]:
         yield Finding("data.train", f"`weight` {_NOT_YET}; each row is drawn once an epoch")
     if pipeline.staging_bytes != "auto":
         yield Finding("pipeline.staging_bytes", f"a size {_NOT_YET}; use `auto`: the largest layer")
-    if config.checkpoint.save_steps is not None:
-        yield Finding(
-            "checkpoint.save_steps",
-            f"a number {_NOT_YET}, which writes the weights once, at the end of the run; use null",
-        )
     if config.logging.tensorboard is True:
         yield Finding(
             "logging.tensorboard", f"true {_NOT_YET}; use `auto` and read `metrics.jsonl`"

@@ -47,9 +47,24 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     Raises:
         ConfigError: Carries every problem found.
     """
+    return parse_config(_read_text(path), path, overrides, path.absolute().parent)
+
+
+def parse_config(text: str, path: Path, overrides: Sequence[str], folder: Path) -> LoadedConfig:
+    """Read the text of a config file.
+
+    Args:
+        text: All of it.
+        path: Names it in messages.
+        overrides: Laid over it, as `train.max_steps=5`.
+        folder: Where relative paths start, those of overrides too.
+
+    Raises:
+        ConfigError: Carries every problem found.
+    """
     checker = Checker(str(path))
     try:
-        tree, problems = read_tree(_read_text(path), lambda line: f"{path}:{line}")
+        tree, problems = read_tree(text, lambda line: f"{path}:{line}")
     except TreeError as error:
         raise ConfigError(str(error)) from error
     checker.problems += problems
@@ -60,7 +75,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
         )
     root = _lay_over(tree.value, overrides, checker)
     known = checker.drop_unknown(root)
-    resolved, given = resolve_paths(known, path.absolute().parent, checker.refuse)
+    resolved, given = resolve_paths(known, folder, checker.refuse)
     explicit = frozenset(
         f"{section}.{leaf}"
         for section, node in known.items()

@@ -1,9 +1,10 @@
 """Rules that concern more than one key, and keys that have no effect where they stand."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.config.schema import CheckpointSection, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,18 @@ def find_conflicts(config: TrainConfig, explicit: frozenset[str]) -> Iterator[Fi
             " `optimizer.max_grad_norm: null`, or `optimizer.update: auto`",
             ("optimizer.max_grad_norm",),
         )
+    if optimizer.update == "eager" and config.checkpoint.include_gradients:
+        yield Finding(
+            "checkpoint.include_gradients",
+            "with `optimizer.update: eager` no gradient outlives its update. Set false, or"
+            " `optimizer.update: auto`",
+            ("optimizer.update",),
+        )
 
 
 def find_idle(config: TrainConfig) -> Iterator[Finding]:
     """Keys that do nothing in this config; said only where the user set them."""
-    if config.checkpoint.save_steps is None:
-        for key in ("checkpoint.keep_last", "checkpoint.async_save"):
-            yield Finding(key, "has no effect while `checkpoint.save_steps` is null")
+    yield from _idle_checkpoint(config.checkpoint)
     if config.optimizer.master in {"bf16", "bf16_stochastic"}:
         what = (
             "changes below half a BF16 step are lost: at a learning rate of 1e-5 about 16 in 100"
@@ -96,3 +102,17 @@ def find_idle(config: TrainConfig) -> Iterator[Finding]:
             )
     if config.data.train_on_prompt and config.data.format == "text":
         yield Finding("data.train_on_prompt", "has no effect on texts: they have no prompt")
+
+
+def _idle_checkpoint(checkpoint: CheckpointSection) -> Iterator[Finding]:
+    every, milestone = checkpoint.save_steps, checkpoint.keep_every_steps
+    if milestone is not None and every is not None and milestone % every:
+        yield Finding(
+            "checkpoint.keep_every_steps",
+            f"a checkpoint is written every {every} steps, so only those of every"
+            f" {math.lcm(every, milestone)} steps are kept by it",
+        )
+    if not checkpoint.async_save:
+        yield Finding(
+            "checkpoint.bounce_pool", "has no effect while `checkpoint.async_save` is false"
+        )

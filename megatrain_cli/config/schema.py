@@ -195,11 +195,30 @@ class CheckpointSection(Section):
     """What survives."""
 
     save_steps: Count | None = None
-    """Steps between checkpoints; null saves only at the end."""
+    """Steps between checkpoints; null saves at the end, on a stop, and on SIGUSR1."""
     keep_last: Count = 2
-    """Checkpoints to keep; older ones are deleted."""
+    """Newest checkpoints to keep; older ones are deleted once a new one is whole."""
+    keep_every_steps: Count | None = None
+    """Checkpoints of steps that are multiples of this are kept besides; null keeps none besides."""
     async_save: bool = True
     """Whether training goes on while a checkpoint is written."""
+    bounce_pool: CountFrom0 | Literal["auto"] = "auto"
+    """Bytes of host RAM that layers not yet written are copied to, so that their updates need not
+    wait; `auto` is two decoder layers if they fit beside everything else, otherwise 0."""
+    include_gradients: bool = False
+    """What a stop in the middle of the updates does: false waits for the rest of them; true saves
+    the gradients of layers not yet updated."""
+    on_error: Literal["stop", "warn"] = "stop"
+    """What follows a save that failed: `stop` ends the run after the step; `warn` goes on, and ends
+    it after two failures in a row."""
+    on_disk_full: Literal["stop", "skip", "prune"] = "stop"
+    """What follows a full disk: as `on_error: stop`, or this save is left out, or older checkpoints
+    are deleted down to the newest to make room."""
+    grace_seconds: PositiveNumber = 120.0
+    """Seconds from SIGTERM until the process will be killed; a save that would take longer is not
+    begun."""
+    paranoid: bool = False
+    """Whether each layer is hashed before and after it is written, to prove that nothing moved."""
 
 
 class LoggingSection(Section):

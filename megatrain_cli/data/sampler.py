@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from megatrain_cli.errors import InternalError
 
+ORDER = "splitmix64-v1"
+"""Names the rule of `epoch_order` in a checkpoint: another rule is another order."""
+
 # SplitMix64: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators",
 # OOPSLA 2014; constants of the mixer by D. Stafford (variant 13).
 _GAMMA = 0x9E3779B97F4A7C15
@@ -60,17 +63,22 @@ class RowStream:
         return int(self._order[place])
 
     def rows_of_update(
-        self, update_index: int, rows_per_update: int, total_rows: int | None = None
+        self,
+        update_index: int,
+        rows_per_update: int,
+        total_rows: int | None = None,
+        first_row: int = 0,
     ) -> list[int]:
         """The rows of one optimizer step, counted from 0.
 
         Args:
-            update_index: The optimizer step, counted from 0.
+            update_index: The optimizer step, counted from 0 at `first_row`.
             rows_per_update: Rows of a full step, over all micro-batches.
             total_rows: Where the run ends (`num_epochs` times the rows): the last step may then
                 be smaller, and steps after it are empty. None for a run that counts steps.
+            first_row: Rows of the run that were taken before, in steps of whatever size.
         """
-        start = update_index * rows_per_update
+        start = first_row + update_index * rows_per_update
         stop = start + rows_per_update
         if total_rows is not None:
             stop = min(stop, total_rows)

@@ -49,6 +49,7 @@ class Decisions:
         whole_chunk: Positions per chunk of the compiled head; 0 if nothing is compiled.
         target_utilization: Share of the link's peak that copies of a pageable store must reach.
         deterministic: Kernels on the device must repeat bit for bit; those of a CPU do anyway.
+        pool_bytes: Host memory for layers that a save copies out of the way of their updates.
     """
 
     dtype: ComputeDtype
@@ -73,6 +74,7 @@ class Decisions:
     threads: int
     target_utilization: float
     deterministic: bool
+    pool_bytes: int
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def decide(
     *,
     joined: int = 1,
 ) -> Decisions:
-    """Resolve every `auto` but that of the activations, which needs the bill: see `make_plan`.
+    """Resolve every `auto` but those that need the bill: activations and pool, see `make_plan`.
 
     Args:
         config: What was asked.
@@ -141,6 +143,7 @@ def decide(
     # One core stays free for the thread that feeds the GPU.
     spare = 1 if machine.has_cuda else 0
     threads = config.optimizer.threads
+    pool = config.checkpoint.bounce_pool
     return Decisions(
         dtype=config.model.dtype,
         attention=attention_of(config),
@@ -164,6 +167,7 @@ def decide(
         threads=max(1, machine.num_cores - spare) if threads == "auto" else threads,
         target_utilization=config.pipeline.target_pcie_utilization,
         deterministic=machine.has_cuda and config.train.deterministic,
+        pool_bytes=0 if pool == "auto" or not config.checkpoint.async_save else pool,
     )
 
 

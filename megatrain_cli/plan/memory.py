@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.spec import LayerSpec, ModelSpec
+from megatrain_cli.plan.checkpoints import IO_CHUNK_BYTES, IO_CHUNKS
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.plan.measured import Measured
 from megatrain_cli.plan.tiles import DTYPE_BYTES, PAGE_BYTES, slab_bytes, store_bytes
@@ -18,8 +19,7 @@ PAGEABLE, PINNED, DEVICE = "host pageable", "host pinned", "device"
 # Interpreter, torch, transformers and Numba. CPU build of torch 2.13 on Linux x86-64: 423 MiB
 # before the store exists, then Numba's compiler and torch's buffers. CUDA build of torch 2.11 on an
 # H200, 2026-11-29: what the peak of a run that compiles left after its tiles (3B, 8 rows of 1024:
-# 2.23 GiB); eager runs from 0.5B to 7B left 1900 MiB at most. Saving has no line of its own: it
-# writes from the tiles.
+# 2.23 GiB); eager runs from 0.5B to 7B left 1900 MiB at most.
 CPU_PROGRAM_BYTES = 550 * MIB
 CUDA_PROGRAM_BYTES = 2300 * MIB
 # Context, cuBLAS workspaces and kernels: device memory in use less what torch had reserved, H200.
@@ -109,6 +109,8 @@ def bill(sizes: Sizes) -> tuple[PlanLine, ...]:
         slabs(sizes),
         gateway(sizes),
         driver_tables(sizes),
+        bounce_pool(sizes),
+        checkpoint_chunks(sizes),
         offloaded_inputs(sizes),
         staging_buffers(sizes),
         gradient_buffers(sizes),
@@ -164,6 +166,20 @@ def driver_tables(sizes: Sizes) -> PlanLine:
     share = _DRIVER_TABLES if sizes.on_gpu else 0
     num_bytes = int(share * kept_activations(sizes).num_bytes)
     return PlanLine("driver tables", PAGEABLE, num_bytes, f"{share:.0%} of kept activations")
+
+
+def bounce_pool(sizes: Sizes) -> PlanLine:
+    """Layers that a save copies out of the way; two of the largest, or as much as was asked."""
+    num_bytes = sizes.decisions.pool_bytes
+    return PlanLine("bounce pool", PAGEABLE, num_bytes, "copies of layers not yet saved")
+
+
+def checkpoint_chunks(sizes: Sizes) -> PlanLine:
+    """Aligned buffers between tiles and disk; there for every run, as each is saved at its end."""
+    del sizes
+    num_bytes = IO_CHUNKS * IO_CHUNK_BYTES
+    formula = f"{IO_CHUNKS} x {show_bytes(IO_CHUNK_BYTES)}"
+    return PlanLine("checkpoint chunks", PAGEABLE, num_bytes, formula)
 
 
 def offloaded_inputs(sizes: Sizes) -> PlanLine:

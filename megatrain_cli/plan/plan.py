@@ -7,6 +7,7 @@ from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.activations import choose_activations
+from megatrain_cli.plan.checkpoints import checkpoint_bytes, kept_checkpoints, pool_bytes
 from megatrain_cli.plan.cost import StepBounds, step_bounds
 from megatrain_cli.plan.decide import Decisions, Known, decide, ways_to_join
 from megatrain_cli.plan.machine import MachineSpec
@@ -31,6 +32,8 @@ class RunPlan:
         known: What it was made with beside config, model and machine.
         shortfalls: One line for each place where the bill exceeds what there is; empty if it fits.
         bounds: How short a step can be; None on a machine that was not measured.
+        checkpoint_bytes: Of one checkpoint on disk.
+        folder_bytes: Of all checkpoints that the run folder holds at once, as far as that is known.
     """
 
     decisions: Decisions
@@ -43,6 +46,8 @@ class RunPlan:
     summary: tuple[tuple[str, str], ...]
     known: Known
     bounds: StepBounds | None = None
+    checkpoint_bytes: int = 0
+    folder_bytes: int = 0
 
     @property
     def host_bytes(self) -> int:
@@ -63,6 +68,8 @@ class RunPlan:
             "gpu_peak_bytes": self.device_bytes,
             "decisions": asdict(self.decisions),
             "machine": asdict(self.machine),
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "checkpoint_folder_bytes": self.folder_bytes,
             "bounds": None if self.bounds is None else self.bounds.to_json(),
             "lines": [asdict(line) for line in self.lines],
         }
@@ -103,15 +110,24 @@ def make_plan(
         chosen = choose_activations(len(spec.decoder_layers), lambda n, o: fits(adapted(n, o)))
         return adapted(chosen.keep_layers, chosen.offload)
 
+    def with_pool(asked: TrainConfig, decisions: Decisions) -> Decisions:
+        saves = asked.checkpoint
+        if saves.bounce_pool != "auto" or not saves.async_save or saves.save_steps is None:
+            return decisions
+        size = pool_bytes(layouts[1:-1], decisions.tile_format)
+        pooled = replace(decisions, pool_bytes=size)
+        host = _total(lines_of(pooled), device=False)
+        return pooled if host + SPARE_BYTES <= machine.host_bytes else decisions
+
     def decide_all(asked: TrainConfig) -> Decisions:
         *more, least = ways_to_join(asked, spec, machine, known)
         for joined in more:
             decisions = decide(asked, spec, layouts, machine, known, joined=joined)
             decisions = with_activations(asked, decisions)
             if fits(decisions):
-                return decisions
+                return with_pool(asked, decisions)
         decisions = decide(asked, spec, layouts, machine, known, joined=least)
-        return with_activations(asked, decisions)
+        return with_pool(asked, with_activations(asked, decisions))
 
     def host_bytes(asked: TrainConfig) -> int:
         return _total(lines_of(decide_all(asked)), device=False)
@@ -141,6 +157,8 @@ def make_plan(
             f"{show_bytes(device - machine.device_bytes)} are missing. {advice}"
         )
     bounds = step_bounds(spec, decisions, machine)
+    checkpoint = checkpoint_bytes(spec, decisions.tile_format)
+    kept = kept_checkpoints(config.checkpoint, config.train.max_steps)
     return RunPlan(
         decisions,
         machine,
@@ -149,9 +167,15 @@ def make_plan(
         spec.lookup,
         lines,
         tuple(shortfalls),
-        (*_summary(config, spec, decisions, machine), *_speed(config, machine, bounds)),
+        (
+            *_summary(config, spec, decisions, machine),
+            ("checkpoint", _checkpoint_text(config, decisions, checkpoint, kept)),
+            *_speed(config, machine, bounds),
+        ),
         known,
         bounds,
+        checkpoint,
+        kept * checkpoint,
     )
 
 
@@ -189,6 +213,17 @@ def _summary(
         ("step", rows),
         ("learning rate", f"{config.optimizer.learning_rate:g}, {config.schedule.type}"),
     )
+
+
+def _checkpoint_text(config: TrainConfig, decisions: Decisions, size: int, kept: int) -> str:
+    asked = config.checkpoint
+    text = f"{show_bytes(size)} each, the folder up to {show_bytes(kept * size)} ({kept} of them)"
+    if asked.keep_every_steps is not None and config.train.max_steps is None:
+        text += f", one more every {asked.keep_every_steps} steps"
+    if not asked.async_save:
+        return f"{text}; training waits for each"
+    pool = decisions.pool_bytes
+    return f"{text}; pool of {show_bytes(pool)}" if pool else text
 
 
 def _speed(

@@ -40,6 +40,7 @@ def host_ways() -> list[Way]:
         Way(bf16 | {"optimizer.master": "bf16_stochastic"}, "less exact"),
         Way(eager, "no clipping"),
         Way({"pipeline.grad_slabs": 2}, "less overlap"),
+        Way({"checkpoint.bounce_pool": 0}, "updates may wait for a save"),
     ]
 
 

@@ -45,8 +45,8 @@ class TileFormat:
             raise InternalError(f"float32 weights are their own master, not `{self.master}`.")
 
 
-def tile_regions(numel: int, fmt: TileFormat) -> dict[str, int]:
-    """Bytes of each region of a tile of `numel` elements, in tile order, in whole pages.
+def region_widths(fmt: TileFormat) -> dict[str, int]:
+    """Bytes of one element in each region of a tile, in tile order.
 
     `weights` and `gradient` come first and side by side, so that one page-locked range covers all
     that crosses the link.
@@ -61,6 +61,12 @@ def tile_regions(numel: int, fmt: TileFormat) -> dict[str, int]:
         widths["master"] = 4
     widths["exp_avg"] = 4
     widths["exp_avg_sq"] = 4
+    return widths
+
+
+def tile_regions(numel: int, fmt: TileFormat) -> dict[str, int]:
+    """Bytes of each region of a tile of `numel` elements, in tile order, in whole pages."""
+    widths = region_widths(fmt)
     return {name: round_up(numel * size, PAGE_BYTES) for name, size in widths.items()}
 
 

@@ -1,19 +1,44 @@
 """The run folder: one run, one writer."""
 
-import fcntl
-import os
-import socket
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from megatrain_cli.errors import ConfigError, LockedError, StorageError
+from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.names import CHECKPOINTS, folder_name
+from megatrain_cli.errors import (
+    ConfigError,
+    IncompatibleError,
+    NoCheckpointError,
+    StorageError,
+)
+from megatrain_cli.train.durable import remove_unfinished
+from megatrain_cli.train.identity import (
+    Origin,
+    RunIdentity,
+    count_attempt,
+    new_identity,
+    read_identity,
+    write_identity,
+)
+from megatrain_cli.train.lock import RunLock
+from megatrain_cli.train.superseded import cut_journal, set_aside
 
 
 class RunFolder:
-    """`RUN/` with `config.yaml`, `metrics.jsonl`, `run.lock` and `checkpoints/`.
+    """`RUN/` with `run.json`, `config.yaml`, `metrics.jsonl`, `run.lock` and `checkpoints/`.
 
-    The lock is the kernel's (`flock`): it ends with the process that holds it, however that ends.
+    Made for a new run; `reopen` is for one that goes on.
+
+    Attributes:
+        path: The folder, as it was given.
+        lock: Held until the folder is closed; `lock.check` belongs before each publication.
+        attempt: Which start of the run this is, from 1; 0 until a reopened run goes on.
+
+    Args:
+        path: Made with its parents if it is not there.
+        parent: The checkpoint that a forked run starts from.
 
     Raises:
         ConfigError: The folder holds another run.
@@ -21,38 +46,92 @@ class RunFolder:
         StorageError: It cannot be made or written.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
+    lock: RunLock
+    attempt: int
+    _fs: FileSystem
+    _identity: RunIdentity | None
+
+    def __init__(self, path: Path, parent: Origin | None = None) -> None:
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / "run.lock").open("a+")
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
+        self._take(path)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.seek(0)
-            owner = self._lock.read().strip() or "another process"
-            self._lock.close()
-            raise LockedError(
-                f"{path} is in use by {owner}. Wait for it, or set another `train.output_dir`."
-            ) from None
-        if self._holds_a_run():
-            self._lock.close()
-            raise ConfigError(
-                f"train.output_dir: {path} holds a run already. Set another folder "
-                f"(`train.output_dir=...`), or remove it; nothing in it was changed."
-            )
-        self._lock.truncate(0)
-        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-        self._lock.flush()
+            self._refuse_another_run()
+            self._sign()
+            self._identity = new_identity(parent)
+            write_identity(self._fs, path, self._identity)
+            self.attempt = count_attempt(self._fs, path, self.run_id, 0, {"step": 0})
+        except BaseException:
+            self.lock.close()
+            raise
 
-    def _holds_a_run(self) -> bool:
-        """Steps or weights of an earlier run; a run that ended before its first step left none."""
-        if self.metrics.exists() and self.metrics.stat().st_size:
-            return True
-        checkpoints = self.path / "checkpoints"
-        return checkpoints.is_dir() and any(checkpoints.iterdir())
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """Take the folder of a run that goes on; nothing in it changes but the lock.
+
+        Raises:
+            NoCheckpointError: There is no such folder.
+            LockedError: Another process is running there.
+            CorruptError: Its `run.json` cannot be read.
+        """
+        if not path.is_dir():
+            raise NoCheckpointError(f"{path}: there is no such run folder.")
+        folder = cls.__new__(cls)
+        folder._take(path)
+        try:
+            folder._identity = read_identity(path)
+            folder._sign()
+        except BaseException:
+            folder.lock.close()
+            raise
+        return folder
+
+    def go_on(
+        self, *, run_id: str, step: int, checkpoint_id: str, seen: int, superseded: Sequence[Path]
+    ) -> int:
+        """Begin an attempt: count it, set aside what it supersedes, cut the journal.
+
+        Args:
+            run_id: Of the checkpoint that is resumed from.
+            step: Steps completed in it.
+            checkpoint_id: Its identity.
+            seen: The highest attempt that any checkpoint of the folder names.
+            superseded: Folders of checkpoints of later steps.
+
+        Returns:
+            How many lines of the journal were set aside.
+
+        Raises:
+            IncompatibleError: The checkpoint belongs to another run than the folder.
+            StorageError: The disk refused. What was done is done whole, and the next start does
+                the rest.
+        """
+        if self._identity is None:
+            self._identity = RunIdentity(run_id)
+            write_identity(self._fs, self.path, self._identity)
+        if self.run_id != run_id:
+            raise IncompatibleError(
+                f"{self.path} holds run {self.run_id} and the checkpoint is of run {run_id}. Start "
+                "a run of its own from it with `--fork NEW_RUN`."
+            )
+        start = {"step": step, "checkpoint": checkpoint_id}
+        self.attempt = count_attempt(self._fs, self.path, run_id, seen, start)
+        set_aside(self._fs, self.path, superseded, self.attempt)
+        return cut_journal(self._fs, self.metrics, step, self.attempt)
+
+    @property
+    def run_id(self) -> str:
+        """The run's identity, which its checkpoints carry."""
+        assert self._identity is not None  # known from the start, or from `go_on`
+        return self._identity.run_id
+
+    @property
+    def parent(self) -> Origin | None:
+        """Where a forked run comes from."""
+        return self._identity.parent if self._identity is not None else None
 
     def write_config(self, text: str) -> None:
         """Write the config as it was resolved.
@@ -71,9 +150,14 @@ class RunFolder:
         """The journal: one object a step."""
         return self.path / "metrics.jsonl"
 
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints go."""
+        return self.path / CHECKPOINTS
+
     def checkpoint(self, step: int) -> Path:
-        """Where the weights after `step` optimizer steps go."""
-        return self.path / "checkpoints" / f"step-{step:08d}"
+        """Where the checkpoint after `step` optimizer steps goes."""
+        return self.checkpoints / folder_name(step)
 
     def __enter__(self) -> Self:
         return self
@@ -84,4 +168,24 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._lock.close()
+        self.lock.close()
+
+    def _take(self, path: Path) -> None:
+        self.path = path
+        self.attempt = 0
+        self._fs = FileSystem()
+        self.lock = RunLock(path / "run.lock")
+
+    def _sign(self) -> None:
+        self.lock.sign()
+        remove_unfinished(self._fs, self.path)
+
+    def _refuse_another_run(self) -> None:
+        """Steps or weights make a run; one that ended before its first step left none."""
+        has_steps = self.metrics.exists() and self.metrics.stat().st_size
+        if has_steps or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir())):
+            raise ConfigError(
+                f"train.output_dir: {self.path} holds a run already. Continue it with `megatrain "
+                f"resume {self.path}`, set another folder (`train.output_dir=...`), or remove it; "
+                "nothing in it was changed."
+            )

@@ -19,8 +19,10 @@ from megatrain_cli.data.examples import (
 )
 from megatrain_cli.data.sampler import RowStream
 from megatrain_cli.data.source import SourceFile
+from megatrain_cli.errors import InternalError
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.train.position import START, Position
 from megatrain_cli.units import round_up
 
 # Lengths of rectangles of rows are rounded up to this: matrix kernels like whole tiles, and fewer
@@ -64,7 +66,8 @@ class TrainingRows:
     """All rows, and which of them each step takes.
 
     Attributes:
-        total_steps: Optimizer steps of the run.
+        total_steps: Optimizer steps of the run, those before `start` included.
+        start: Where this process goes on.
         example: One row as `(text, trained)` spans, for a person to check.
     """
 
@@ -76,6 +79,7 @@ class TrainingRows:
     _decisions: Decisions
     _stream: RowStream
     _pad_id: int
+    start: Position = START
 
     def planned(self, decisions: Decisions) -> "TrainingRows":
         """The same rows, divided by another plan."""
@@ -97,14 +101,33 @@ class TrainingRows:
         """Rows of a full step."""
         return self._decisions.micro_batch_size * self._decisions.num_micro_batches
 
+    def position_after(self, step: int) -> Position:
+        """How far the run has come after `step` steps, not fewer than those at `start`."""
+        row = self.start.row + self._steps_since_start(step) * self.rows_per_step
+        last = self._last_row
+        return Position(step, row if last is None else max(self.start.row, min(row, last)))
+
+    def ids_of_step(self, index: int) -> list[int]:
+        """Which rows a step takes, as places in `examples`; see `of_step`."""
+        since = self._steps_since_start(index)
+        return self._stream.rows_of_update(
+            since, self.rows_per_step, self._last_row, self.start.row
+        )
+
+    def _steps_since_start(self, step: int) -> int:
+        if step < self.start.step:
+            raise InternalError(f"Step {step} is before {self.start.step}, where this run goes on.")
+        return step - self.start.step
+
+    @property
+    def _last_row(self) -> int | None:
+        epochs = self._config.train.num_epochs
+        return None if epochs is None else _rows_in(epochs, len(self.examples))
+
     def of_step(self, index: int) -> StepRows:
-        """The rows of a step, counted from 0."""
-        train, d = self._config.train, self._decisions
-        total = None
-        if train.num_epochs is not None:
-            total = math.ceil(train.num_epochs * len(self.examples))
-        chosen = self._stream.rows_of_update(index, self.rows_per_step, total)
-        rows = [self.examples.row(i) for i in chosen]
+        """The rows of a step, counted from 0, not before `start`."""
+        d = self._decisions
+        rows = [self.examples.row(i) for i in self.ids_of_step(index)]
         length = None
         if d.compiled:
             length = d.max_length
@@ -117,8 +140,18 @@ class TrainingRows:
         return StepRows([MicroBatch(m.input_ids, m.labels) for m in micro], len(rows))
 
 
-def load_rows(config: TrainConfig, decisions: Decisions) -> TrainingRows:
+def load_rows(
+    config: TrainConfig,
+    decisions: Decisions,
+    start: Position = START,
+) -> TrainingRows:
     """Read and tokenise all data.
+
+    Args:
+        config: What was asked.
+        decisions: How a step's rows are divided.
+        start: Where a resumed run goes on. The passes of `train.num_epochs` are counted in rows,
+            so those taken before count, in whatever batches they were taken.
 
     Raises:
         DataError: A row cannot be used, or none has anything to learn.
@@ -138,8 +171,9 @@ def load_rows(config: TrainConfig, decisions: Decisions) -> TrainingRows:
         steps = train.max_steps
     else:
         assert train.num_epochs is not None  # the schema wants exactly one of the two
-        rows = math.ceil(train.num_epochs * len(examples))
-        steps = math.ceil(rows / (train.micro_batch_size * train.gradient_accumulation_steps))
+        left = _rows_in(train.num_epochs, len(examples)) - start.row
+        rows_per_step = train.micro_batch_size * train.gradient_accumulation_steps
+        steps = start.step + math.ceil(max(0, left) / rows_per_step)
     return TrainingRows(
         examples=examples,
         summary=summary,
@@ -149,4 +183,9 @@ def load_rows(config: TrainConfig, decisions: Decisions) -> TrainingRows:
         _decisions=decisions,
         _stream=RowStream(len(examples), train.seed, data.shuffle),
         _pad_id=find_pad_id(tokenizer),
+        start=start,
     )
+
+
+def _rows_in(epochs: float, num_rows: int) -> int:
+    return math.ceil(epochs * num_rows)

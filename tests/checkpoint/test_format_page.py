@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "checkpoint-format.md").read_text(e
 
 
 def program(word: str, language: str) -> str:
-    found = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    found: list[str] = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     return next(one for one in found if word in one)
 
 

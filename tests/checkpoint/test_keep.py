@@ -107,3 +107,18 @@ def test_a_stale_higher_step_of_an_earlier_attempt_goes_first(manifest: Manifest
 def test_a_broken_newest_does_not_push_out_the_last_good_one(manifest: Manifest) -> None:
     found = [make(manifest, 12, problem="truncated"), make(manifest, 11)]
     assert which_to_remove(found, run_id="mine", keep_last=1) == []
+
+
+@pytest.mark.parametrize("reason", ["KEEP", "hint", "protected", "multiple"])
+def test_each_reason_to_stay_is_enough(manifest: Manifest, reason: str) -> None:
+    old = replace(make(manifest, 6), kept=reason == "KEEP", hinted=reason == "hint")
+    found = [old, make(manifest, 7), make(manifest, 8)]
+    removed = which_to_remove(
+        found,
+        run_id="mine",
+        keep_last=1,
+        keep_every=3 if reason == "multiple" else None,
+        protected=[Path("/run/checkpoints/step-00000006")] if reason == "protected" else [],
+    )
+    assert [one.step for one in removed] == [7]
+    assert len(which_to_remove([make(manifest, 6), *found[1:]], run_id="mine", keep_last=1)) == 2

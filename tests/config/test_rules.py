@@ -67,6 +67,13 @@ def test_eager_updates_cannot_clip(load: Load, problems: Problems) -> None:
     assert config.optimizer.update == "eager"
 
 
+def test_eager_updates_leave_no_gradients_to_save(load: Load, problems: Problems) -> None:
+    eager = "optimizer: {update: eager, max_grad_norm: null}\n"
+    [problem] = problems(eager, "checkpoint.include_gradients=true")
+    assert "checkpoint.include_gradients: with `optimizer.update: eager` no gradient" in problem
+    assert load("checkpoint: {include_gradients: true}\n").config.checkpoint.include_gradients
+
+
 def test_a_rule_is_not_applied_to_a_value_that_is_wrong_already(problems: Problems) -> None:
     [problem] = problems("train: {output_dir: r, max_steps: ten}\n", start=START)
     assert "wanted a whole number" in problem
@@ -104,7 +111,6 @@ def test_rules_are_reported_beside_wrong_values(problems: Problems) -> None:
         ("model.attention=flex_attention", "model.attention"),
         ("model.trust_remote_code=true", "model.trust_remote_code"),
         ("pipeline.staging_bytes=1000000", "pipeline.staging_bytes"),
-        ("checkpoint.save_steps=10", "checkpoint.save_steps"),
         ("logging.tensorboard=true", "logging.tensorboard"),
     ],
 )
@@ -124,7 +130,8 @@ def test_what_is_not_in_this_version_is_refused_by_name(
         "eval.steps=null",
         "model.attention=eager",
         "pipeline.staging_bytes=auto",
-        "checkpoint.save_steps=null",
+        "checkpoint.save_steps=10",
+        "checkpoint.bounce_pool=0",
         "logging.tensorboard=false",
         "data.train=[{path: a, format: text}]",
     ],
@@ -136,8 +143,14 @@ def test_the_values_that_mean_without_it_are_accepted(load: Load, override: str)
 @pytest.mark.parametrize(
     ("overrides", "note"),
     [
-        (["checkpoint.keep_last=3"], "checkpoint.keep_last has no effect while"),
-        (["checkpoint.async_save=true"], "checkpoint.async_save has no effect while"),
+        (
+            ["checkpoint.async_save=false", "checkpoint.bounce_pool=0"],
+            "checkpoint.bounce_pool has no effect while",
+        ),
+        (
+            ["checkpoint.save_steps=20", "checkpoint.keep_every_steps=50"],
+            "checkpoint.keep_every_steps a checkpoint is written every 20 steps, so only those",
+        ),
         (["schedule.type=constant", "schedule.min_lr_ratio=0"], "schedule.min_lr_ratio has no"),
         (["schedule.warmup_steps=4"], "schedule.warmup_steps the learning rate still rises"),
         (
@@ -156,6 +169,10 @@ def test_a_value_that_does_nothing_or_costs_exactness_is_announced(
 ) -> None:
     [found] = load("", *overrides).notes
     assert found.startswith(note)
+
+
+def test_milestones_that_are_saves_need_no_note(load: Load) -> None:
+    assert load("checkpoint: {save_steps: 20, keep_every_steps: 100}\n").notes == ()
 
 
 def test_defaults_that_do_nothing_are_not_announced(load: Load) -> None:

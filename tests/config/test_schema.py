@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from megatrain_cli.config.names import KEYS, NESTED, SECTIONS, wanted
 from megatrain_cli.config.schema import (
+    CheckpointSection,
     DataSource,
     KeepLayers,
     OptimizerSection,
@@ -61,6 +62,11 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert config.pipeline.staging_buffers == 2
     assert config.model.dtype == "bfloat16"
     assert config.checkpoint.save_steps is None
+    assert config.checkpoint.keep_every_steps is None
+    assert config.checkpoint.bounce_pool == "auto"
+    assert config.checkpoint.on_error == config.checkpoint.on_disk_full == "stop"
+    assert config.checkpoint.grace_seconds == 120
+    assert not config.checkpoint.include_gradients
     assert config.data.packing is False
 
 
@@ -90,6 +96,17 @@ def test_what_is_no_count_is_refused(value: object) -> None:
 
 
 BAD: dict[type[Section], dict[str, list[object]]] = {
+    CheckpointSection: {
+        "save_steps": [0, -1, "auto"],
+        "keep_last": [0, -1, None],  # CKP-06: nobody means that all are deleted
+        "keep_every_steps": [0],
+        "bounce_pool": [-1, "2GiB", None, True],
+        "include_gradients": ["yes", 1],
+        "on_error": ["retry", None],
+        "on_disk_full": ["ignore", True],
+        "grace_seconds": [0, -1, "120"],
+        "paranoid": [1],
+    },
     OptimizerSection: {
         "learning_rate": [-1e-9, float("inf"), float("nan"), "1e-5", True, None],
         "betas": [[0.9, 1.0], [-0.1, 0.9], [0.9], [0.9, 0.9, 0.9], 0.9, ["0.9", 0.9]],

@@ -260,6 +260,7 @@ def test_the_summary_says_what_was_decided() -> None:
         "activations": "1 of 3 layers kept, 2 computed twice (+22 % work), inputs offloaded",
         "step": "1 x 12 rows of up to 64 tokens, 3 micro-batches at once",
         "learning rate": "0.0003, cosine",
+        "checkpoint": "121.5 KiB each, the folder up to 364.5 KiB (3 of them)",
         "step takes": "run `megatrain probe` to see seconds",
     }
     on_cpu = dict(plan_for(spec, CPU, asked).summary)

@@ -1,0 +1,52 @@
+"""What checkpoints take: bytes on disk, and the host memory that writing them needs."""
+
+from collections.abc import Iterable, Mapping
+
+from megatrain_cli.config.schema import CheckpointSection
+from megatrain_cli.model.layout import LayerLayout
+from megatrain_cli.model.spec import ModelSpec
+from megatrain_cli.plan.tiles import TileFormat, region_widths, tile_regions
+from megatrain_cli.units import MIB
+
+IO_CHUNK_BYTES = 16 * MIB
+"""Size of one aligned buffer that passes to the disk what cannot be written in place."""
+
+IO_CHUNKS = 4
+"""Such buffers that saving and resuming have at most."""
+
+# Layers in the pool where its size is `auto`: one being written and one waiting for the disk.
+_POOLED_LAYERS = 2
+
+
+def durable_bytes(numel: int, fmt: TileFormat) -> int:
+    """Bytes that `numel` parameters take on disk: all regions of a tile but the gradient."""
+    return numel * _durable(region_widths(fmt))
+
+
+def checkpoint_bytes(spec: ModelSpec, fmt: TileFormat) -> int:
+    """Tensors of one checkpoint; headers, config and tokenizer come on top."""
+    return durable_bytes(spec.num_parameters, fmt)
+
+
+def kept_checkpoints(checkpoint: CheckpointSection, last_step: int | None) -> int:
+    """Most checkpoints that a run folder holds at once: the newest, milestones, one being written.
+
+    Args:
+        checkpoint: What was asked.
+        last_step: Where the run ends; None if that is not known yet, and milestones are not
+            counted.
+    """
+    every, milestones = checkpoint.keep_every_steps, 0
+    if every is not None and last_step is not None:
+        milestones = last_step // every
+    return checkpoint.keep_last + milestones + 1
+
+
+def pool_bytes(layouts: Iterable[LayerLayout], fmt: TileFormat) -> int:
+    """Bytes of a bounce pool that has room for the two largest of these layers."""
+    sizes = sorted(_durable(tile_regions(layout.numel, fmt)) for layout in layouts)
+    return sum(sizes[-_POOLED_LAYERS:])
+
+
+def _durable(regions: Mapping[str, int]) -> int:
+    return sum(size for name, size in regions.items() if name != "gradient")

@@ -1,0 +1,102 @@
+"""What a run leaves behind when it goes on from an earlier step: set aside, never deleted.
+
+Lines of the journal and checkpoints beyond that step belong to a branch that is given up. They go
+to `RUN/superseded/`, so that the journal has each step once and no later save meets an old folder.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.names import step_of
+from megatrain_cli.checkpoint.storage import ensure_folder, storage_error
+from megatrain_cli.errors import CorruptError
+from megatrain_cli.train.durable import replace_file
+
+SUPERSEDED = "superseded"
+
+
+def cut_journal(fs: FileSystem, journal: Path, step: int, attempt: int) -> int:
+    """Move the lines of steps after `step` to `superseded/metrics-<attempt>.jsonl`.
+
+    They are copied first and cut then: after a crash in between they are in both files, and the
+    next start moves them again. A last line that was cut off while it was written is dropped.
+
+    Returns:
+        How many lines were moved.
+
+    Raises:
+        CorruptError: A whole line is no record.
+        StorageError: The disk refused.
+    """
+    try:
+        raw = journal.read_bytes() if journal.exists() else b""
+    except OSError as error:
+        raise storage_error(fs, journal, error) from error
+    kept: list[bytes] = []
+    moved: list[bytes] = []
+    for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(keepends=True), 1):
+        (moved if _step_of(line, journal, number) > step else kept).append(line)
+    if moved:
+        _make_folder(fs, journal.parent / SUPERSEDED)
+        aside = journal.parent / SUPERSEDED / f"metrics-{attempt}.jsonl"
+        replace_file(fs, aside, b"".join(moved))
+        replace_file(fs, journal, b"".join(kept))
+    return len(moved)
+
+
+def later_folders(fs: FileSystem, checkpoints: Path, step: int) -> list[Path]:
+    """Folders of steps after `step`, whole or not, the last first.
+
+    Raises:
+        StorageError: The folder cannot be read.
+    """
+    try:
+        names = fs.list_folder(checkpoints) if fs.exists(checkpoints) else []
+    except OSError as error:
+        raise storage_error(fs, checkpoints, error) from error
+    found = [(number, name) for name in names if (number := step_of(name)) is not None]
+    return [checkpoints / name for number, name in sorted(found, reverse=True) if number > step]
+
+
+def set_aside(fs: FileSystem, run: Path, folders: Sequence[Path], attempt: int) -> list[Path]:
+    """Move checkpoints to `superseded/<name>-<attempt>`, each durably before the next.
+
+    Returns:
+        Where they are now.
+
+    Raises:
+        StorageError: The disk refused; folders not yet moved are where they were.
+    """
+    moved = []
+    for folder in folders:
+        target = run / SUPERSEDED / f"{folder.name}-{attempt}"
+        _make_folder(fs, target.parent)
+        try:
+            fs.rename_new(folder, target)
+            fs.sync_folder(target.parent)
+            fs.sync_folder(folder.parent)
+        except OSError as error:
+            raise storage_error(fs, folder, error) from error
+        moved.append(target)
+    return moved
+
+
+def _make_folder(fs: FileSystem, path: Path) -> None:
+    try:
+        ensure_folder(fs, path)
+    except OSError as error:
+        raise storage_error(fs, path, error) from error
+
+
+def _step_of(line: bytes, journal: Path, number: int) -> int:
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptError(
+            f"{journal}:{number}: not a step record: {error}. Move the file away to go on."
+        ) from error
+    if not isinstance(step, int):
+        raise CorruptError(f"{journal}:{number}: not a step record. Move the file away to go on.")
+    return step

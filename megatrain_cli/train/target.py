@@ -1,0 +1,165 @@
+"""Which checkpoint a path asks for: the newest of a run, or one that is named.
+
+A run falls back to an older checkpoint and says so; a checkpoint that is named does not. Nothing is
+changed here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatrain_cli.checkpoint.folder import OpenCheckpoint, open_checkpoint
+from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.headers import find_model_folder
+from megatrain_cli.checkpoint.names import CHECKPOINTS, step_of
+from megatrain_cli.checkpoint.resolve import (
+    Candidate,
+    candidates,
+    is_checkpoint,
+    is_run,
+    pick,
+    resolve,
+)
+from megatrain_cli.errors import ConfigError, IncompatibleError, NoCheckpointError
+from megatrain_cli.train.identity import read_identity
+from megatrain_cli.train.position import position_of
+from megatrain_cli.train.superseded import later_folders
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a path names: a run, or one checkpoint and the run that it lies in, if it does."""
+
+    run: Path | None
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The checkpoint to go on from.
+
+    Attributes:
+        checkpoint: Open; whoever asked closes it.
+        superseded: Folders of later steps, which a run that goes on from here sets aside.
+        seen: The highest attempt that any checkpoint of the run names.
+        notes: What a person should know of the choice.
+    """
+
+    checkpoint: OpenCheckpoint
+    superseded: tuple[Path, ...]
+    seen: int
+    notes: tuple[str, ...]
+
+
+def find_target(path: Path, fs: FileSystem) -> Target:
+    """Tell a run from a checkpoint.
+
+    Raises:
+        NoCheckpointError: It is neither; says what it is, as far as looking at it tells.
+    """
+    if not fs.exists(path):
+        raise NoCheckpointError(f"{path}: there is no such folder (resolved to {path.absolute()})")
+    if not path.is_dir():
+        raise NoCheckpointError(
+            f"{path}: no checkpoint to resume from: it is a file, not a run folder and not a "
+            "megatrain checkpoint. It was not opened."
+        )
+    if is_run(path, fs):
+        if not any(is_checkpoint(folder, fs) for folder in (path / CHECKPOINTS).glob("step-*")):
+            _refuse_weights(path)
+        return Target(path, None)
+    # Without a manifest too: why it is none is then said by who opens it.
+    if step_of(path.name) is not None or is_checkpoint(path, fs):
+        home = path.absolute().parent
+        return Target(home.parent if home.name == CHECKPOINTS else None, path)
+    _refuse_weights(path)
+    raise NoCheckpointError(
+        f"{path}: no checkpoint to resume from: it is not a run folder and not a checkpoint."
+    )
+
+
+def _refuse_weights(path: Path) -> None:
+    """Say how to train on from what has weights alone: a model, or a run of an early version."""
+    weights = find_model_folder(path)
+    if weights is not None:
+        raise NoCheckpointError(
+            f"{path}: no checkpoint to resume from: it has weights and no optimizer state. To train"
+            f" on from the weights, run `megatrain train` with model.path={weights}"
+        )
+
+
+def choose(
+    target: Target,
+    fs: FileSystem,
+    *,
+    rewind: bool,
+    fork: bool,
+    refused: Mapping[Path, str] | None = None,
+) -> Choice:
+    """Open the checkpoint to go on from.
+
+    Args:
+        target: What was named.
+        fs: What it is read with.
+        rewind: Later checkpoints may be given up.
+        fork: Another run begins from it, so that none is given up.
+        refused: Folders whose tensors were found to be damaged, and why: passed over where a run
+            was named.
+
+    Raises:
+        ConfigError: What is asked for does not go together, or `--rewind` or `--fork` is missing.
+        NoCheckpointError: There is none.
+        CorruptError: The one that was named is damaged.
+        IncompatibleError: It is of another run than the folder that it lies in.
+    """
+    if rewind and fork:
+        raise ConfigError("--rewind and --fork: a fork gives up nothing. Name one of them.")
+    if rewind and target.checkpoint is None:
+        raise ConfigError("--rewind: name the checkpoint to go back to, not the run.")
+    if target.run is None and not fork:
+        raise ConfigError(
+            f"{target.checkpoint} lies in no run folder that could go on. Begin a run from it with "
+            "`--fork NEW_RUN`."
+        )
+    identity = None if target.run is None else read_identity(target.run)
+    run_id = None if identity is None else identity.run_id
+    if target.checkpoint is None:
+        assert target.run is not None  # a target is one of the two
+        checkpoint, notes = resolve(target.run, fs, run_id, refused)
+    else:
+        checkpoint = open_checkpoint(target.checkpoint, fs)
+        notes = checkpoint.notes
+    try:
+        if target.run is None or fork:
+            return Choice(checkpoint, (), 0, notes)
+        found = candidates(target.run, fs, run_id)
+        if target.checkpoint is not None:
+            _check_named(checkpoint, found, run_id, rewind=rewind)
+        step = position_of(checkpoint.manifest).step
+        later = later_folders(fs, target.run / CHECKPOINTS, step)
+        attempts = [one.manifest.attempt for one in found if one.manifest is not None]
+        seen = max([checkpoint.manifest.attempt, *attempts])
+    except BaseException:
+        checkpoint.close()
+        raise
+    return Choice(checkpoint, tuple(later), seen, notes)
+
+
+def _check_named(
+    checkpoint: OpenCheckpoint, found: Sequence[Candidate], run_id: str | None, *, rewind: bool
+) -> None:
+    folder, its_run = checkpoint.folder, checkpoint.manifest.run_id
+    if run_id is not None and its_run != run_id:
+        raise IncompatibleError(
+            f"{folder} is of run {its_run}, and lies in the folder of run {run_id}. Begin a run "
+            "from it with `--fork NEW_RUN`."
+        )
+    newest = pick(found)
+    if newest is None or newest.manifest is None or rewind:
+        return
+    if newest.manifest.id != checkpoint.manifest.id:
+        raise ConfigError(
+            f"{folder} is not the newest checkpoint of its run: {newest.folder.name} is. Resume"
+            " the run's folder to go on from that one, add `--rewind` to give up what came after"
+            " this one (it is moved, not deleted), or `--fork NEW_RUN` to keep both."
+        )
