@@ -87,7 +87,7 @@ class StepUpdate:
         return future
 
     def _piece_ended(self, layer: int, numel: int, done: Future[WorkSpan]) -> None:
-        """Count a layer's update as ended with its last piece; runs on a thread of the optimizer."""
+        """The update ends with its last piece; runs on a thread of the optimizer."""
         if done.exception() is not None:
             self._store.clock.fail_update(layer)
             return
