@@ -11,6 +11,7 @@ MegatrainError            exit code
 ├── NoCheckpointError     5   nothing to resume from
 ├── LockedError           6   another process owns the run folder
 ├── StorageError          7   the disk refused a write
+│   └── DiskFullError     7   it has no room left
 ├── NumericsError         8   a loss or a gradient is not finite
 ├── DeviceError           9   the GPU or its driver failed
 ├── InternalError        70   a bug in this program: the one error shown with its traceback
@@ -78,6 +79,10 @@ class StorageError(MegatrainError):
     """A write to disk failed: full, read-only, or broken."""
 
     exit_code = 7
+
+
+class DiskFullError(StorageError):
+    """A disk or a quota has no room for what must be written."""
 
 
 class NumericsError(MegatrainError):

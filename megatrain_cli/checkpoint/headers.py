@@ -7,18 +7,26 @@ after the other, to the end of the file.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-from megatrain_cli.checkpoint.places import ITEM_BYTES
+from megatrain_cli.checkpoint.places import (
+    ALIGNMENT,
+    ITEM_BYTES,
+    RESERVED_NAME,
+    TensorPlace,
+    check_places,
+    short,
+)
+from megatrain_cli.checkpoint.strict_json import check_amount
 from megatrain_cli.errors import CorruptError
 
 INDEX_NAME = "model.safetensors.index.json"
 
 _LENGTH_BYTES = 8
-_METADATA = "__metadata__"
+_METADATA = RESERVED_NAME
 # The reference reader refuses longer headers; a damaged length must not make us read a whole disk.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -57,29 +65,98 @@ class WeightFile:
         return tuple(sorted({entry.dtype for entry in self.tensors.values()}))
 
 
+@dataclass(frozen=True)
+class Header:
+    """What a header says.
+
+    Attributes:
+        tensors: In the order of their bytes.
+        metadata: Free text about the file; for messages, never for trust.
+        data_start: Where the payload begins, counted from the beginning of the file.
+    """
+
+    tensors: tuple[TensorPlace, ...]
+    metadata: Mapping[str, str]
+    data_start: int
+
+
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Names and places of the tensors in a safetensors file, in the order of their bytes.
 
     Raises:
         CorruptError: The header is not one, or does not describe exactly this file.
     """
-    header, data_start, size = _read_json(path)
-    entries: dict[str, TensorEntry] = {}
-    for name, value in header.items():
-        if name != _METADATA:
-            entries[name] = _entry(path, name, value, data_start)
-    ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)))
-    end = data_start
-    for name, entry in ordered.items():
-        if entry.start != end:
-            raise CorruptError(
-                f"{path}: damaged header: {name} begins at byte {entry.start}, wanted {end}"
-            )
-        end = entry.end
-    if end != size:
-        what = "truncated" if end > size else "too long"
-        raise CorruptError(f"{path}: {what}: the header describes {end} bytes, the file has {size}")
-    return ordered
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        raw = file.read(_LENGTH_BYTES)
+        raw += file.read(header_bytes(raw, size, str(path)) - _LENGTH_BYTES)
+    header = parse_header(raw, size, str(path))
+    first = header.data_start
+    return {
+        place.name: TensorEntry(place.dtype, place.shape, first + place.start, first + place.end)
+        for place in header.tensors
+    }
+
+
+def header_bytes(raw: bytes, file_size: int, what: str) -> int:
+    """Where the payload begins, from the first eight bytes of a file.
+
+    Raises:
+        CorruptError: A file of that size cannot have such a header.
+    """
+    if min(len(raw), file_size) < _LENGTH_BYTES:
+        raise CorruptError(f"{what}: truncated: {file_size} bytes, too few for a header")
+    length = int.from_bytes(raw[:_LENGTH_BYTES], "little")
+    if length > min(file_size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
+        raise CorruptError(
+            f"{what}: truncated or damaged: a header of {length} bytes in a file of {file_size}"
+        )
+    return _LENGTH_BYTES + length
+
+
+def parse_header(raw: bytes, file_size: int, what: str) -> Header:
+    """What the head of a file says, checked against the file's size.
+
+    Args:
+        raw: The file's beginning: the whole header, or more.
+        file_size: Of the whole file, in bytes.
+        what: Names the file in errors.
+
+    Raises:
+        CorruptError: It is no header, or describes another file than one of this size.
+    """
+    data_start = header_bytes(raw, file_size, what)
+    values, metadata = _read_json(raw[_LENGTH_BYTES:data_start], what)
+    places = [_place(what, name, value) for name, value in values.items()]
+    places.sort(key=lambda place: (place.start, place.end))
+    end = data_start + max((place.end for place in places), default=0)
+    if end != file_size:
+        fault = "truncated" if end > file_size else "too long"
+        raise CorruptError(
+            f"{what}: {fault}: the header describes {end} bytes, the file has {file_size}"
+        )
+    try:
+        check_places(places, file_size - data_start)
+    except ValueError as error:
+        raise CorruptError(f"{what}: damaged header: {error}") from None
+    return Header(tuple(places), metadata, data_start)
+
+
+def make_padded_header(tensors: Sequence[TensorPlace], metadata: Mapping[str, str]) -> bytes:
+    """The head of a safetensors file whose payload begins at a multiple of `ALIGNMENT`.
+
+    Args:
+        tensors: In the order of their bytes, without gaps.
+        metadata: Free text about the file; `format` is added.
+
+    Raises:
+        ValueError: The tensors do not follow each other.
+    """
+    check_places(tensors, tensors[-1].end if tensors else 0)
+    header: dict[str, object] = {_METADATA: {"format": "pt"} | dict(metadata)}
+    for name, dtype, shape, start, end in tensors:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    return _head(header, ALIGNMENT)
 
 
 def make_header(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
@@ -94,9 +171,7 @@ def make_header(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
     for name, shape in shapes.items():
         start, end = end, end + math.prod(shape) * ITEM_BYTES[dtype]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _LENGTH_BYTES)  # so that the tensors begin aligned
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    return _head(header, _LENGTH_BYTES)
 
 
 def find_model_folder(path: Path) -> Path | None:
@@ -142,40 +217,56 @@ def read_folder(folder: Path) -> tuple[WeightFile, ...]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    if not path.exists():
-        return {}
+    return parse_index(path.read_bytes(), str(path)) if path.exists() else {}
+
+
+def parse_index(raw: bytes, what: str) -> dict[str, str]:
+    """Which file of the folder each tensor is in, from an index's bytes.
+
+    Args:
+        raw: All of them.
+        what: Names the index in errors.
+
+    Raises:
+        CorruptError: It is no index, or names a file that is not a plain name of this folder.
+    """
+    check_amount(raw, what)
     try:
-        index = json.loads(path.read_bytes())
+        index = json.loads(raw, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"{path}: not a weight index: {error}") from error
+        raise CorruptError(f"{what}: not a weight index: {short(str(error))[1:-1]}") from None
     files = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(files, dict) or not files:
-        raise CorruptError(f"{path}: not a weight index: no `weight_map`")
+        raise CorruptError(f"{what}: not a weight index: no `weight_map`")
     for file in files.values():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CorruptError(f"{path}: not a weight index: {file!r} is no file of this folder")
+        # Path("..").name is "..", which other programs would follow.
+        if not isinstance(file, str) or Path(file).name != file or file == "..":
+            raise CorruptError(
+                f"{what}: not a weight index: {short(file)} is no file of its folder"
+            )
     return files
 
 
-def _read_json(path: Path) -> tuple[dict[str, object], int, int]:
-    """The header's mapping, where the tensors begin, and the size of the file."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if size < _LENGTH_BYTES:
-            raise CorruptError(f"{path}: truncated: {size} bytes, too few for a header")
-        if length > min(size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
-            raise CorruptError(
-                f"{path}: truncated or damaged: a header of {length} bytes in a file of {size}"
-            )
-        raw = file.read(length)
+def _head(header: Mapping[str, object], alignment: int) -> bytes:
+    """Length and text, padded with spaces so that what follows is aligned."""
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % alignment)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def _read_json(raw: bytes, what: str) -> tuple[dict[str, object], dict[str, str]]:
+    """The mapping of tensors, and the metadata."""
+    check_amount(raw, what)
     try:
         header = json.loads(raw, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"{path}: damaged header: {error}") from error
+        raise CorruptError(f"{what}: damaged header: {short(str(error))[1:-1]}") from None
     if not isinstance(header, dict):
-        raise CorruptError(f"{path}: damaged header: not a mapping")
-    return header, _LENGTH_BYTES + length, size
+        raise CorruptError(f"{what}: damaged header: not a mapping")
+    metadata = header.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CorruptError(f"{what}: damaged header: {_METADATA} is not a mapping of texts")
+    return header, metadata
 
 
 def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -185,20 +276,16 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return values
 
 
-def _entry(path: Path, name: str, value: object, data_start: int) -> TensorEntry:
-    fault = f"{path}: damaged header: {name}"
+def _place(what: str, name: str, value: object) -> TensorPlace:
+    fault = f"{what}: damaged header: {short(name)}"
     if not isinstance(value, dict):
         raise CorruptError(f"{fault} is not a mapping")
     dtype, shape, offsets = (value.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise CorruptError(f"{fault} has the unknown dtype {dtype!r}")
+    if not isinstance(dtype, str):
+        raise CorruptError(f"{fault} has no dtype")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise CorruptError(f"{fault} has no valid shape and byte range")
-    start, end = offsets
-    wanted = math.prod(shape) * ITEM_BYTES[dtype]
-    if end - start != wanted:
-        raise CorruptError(f"{fault} needs {wanted} bytes and has {end - start}")
-    return TensorEntry(dtype, tuple(shape), data_start + start, data_start + end)
+    return TensorPlace(name, dtype, tuple(shape), *offsets)
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:

@@ -12,6 +12,7 @@ from pydantic import JsonValue, ValidationError, model_validator
 
 from megatrain_cli.checkpoint.facts import DataFacts, Facts, ModelFacts, Pending, SourceFile
 from megatrain_cli.checkpoint.headers import INDEX_NAME
+from megatrain_cli.checkpoint.names import MANIFEST
 from megatrain_cli.checkpoint.places import TensorPlace, short
 from megatrain_cli.checkpoint.record import Count, Identity, Record, check_unique
 from megatrain_cli.checkpoint.shards import AuxFile, Part, PartName, Shard, check_shards
@@ -19,11 +20,10 @@ from megatrain_cli.checkpoint.strict_json import canonical, parse
 from megatrain_cli.errors import CorruptError, IncompatibleError
 
 __all__ = [
-    "MANIFEST_NAME", "AuxFile", "Created", "DataFacts", "Facts", "Format", "Manifest", "ModelFacts",
+    "AuxFile", "Created", "DataFacts", "Facts", "Format", "Manifest", "ModelFacts",
     "Part", "PartName", "Pending", "Shard", "SourceFile", "TensorPlace",
 ]  # fmt: skip
 
-MANIFEST_NAME = "manifest.json"
 FORMAT_NAME = "megatrain-checkpoint"
 MAJOR, MINOR = 1, 0
 KNOWN = ("grads",)
@@ -90,7 +90,7 @@ class Manifest(Facts):
             ValueError: The parts do not make a whole checkpoint.
         """
         features = ("grads",) if any(shard.has_grads for shard in shards) else ()
-        files = [*(part for shard in shards for part in shard.parts), *aux]
+        files = _files(shards, aux)
         return cls.model_validate(
             dict(facts)
             | {
@@ -104,7 +104,7 @@ class Manifest(Facts):
         )
 
     @classmethod
-    def from_bytes(cls, raw: bytes, what: str = MANIFEST_NAME) -> "Manifest":
+    def from_bytes(cls, raw: bytes, what: str = MANIFEST) -> "Manifest":
         """Read the file's bytes.
 
         Args:
@@ -142,23 +142,27 @@ class Manifest(Facts):
         return (part for shard in self.shards for part in shard.parts)
 
     @property
-    def files(self) -> dict[str, int]:
-        """Size of every file but the manifest, by name."""
-        return {file.file: file.bytes for file in (*self.parts, *self.aux)}
+    def files(self) -> tuple[Part | AuxFile, ...]:
+        """Every file but the manifest itself."""
+        return _files(self.shards, self.aux)
 
     @model_validator(mode="after")
     def _whole(self) -> "Manifest":
         check_shards(self.shards, self.step, self.model.num_parameters, self.pending)
-        names = [file.file for file in (*self.parts, *self.aux)]
+        names = [file.file for file in self.files]
         check_unique("file", names)
         for name in ("config.json", INDEX_NAME):
             if name not in names:
                 raise ValueError(f"no {name} among the aux files")
-        if self.bytes_total != sum(file.bytes for file in (*self.parts, *self.aux)):
+        if self.bytes_total != sum(file.bytes for file in self.files):
             raise ValueError("bytes_total is not the sum of the files' sizes")
         if ("grads" in self.format.required_features) != (self.pending is not None):
             raise ValueError("the feature `grads` is required if and only if an update is pending")
         return self
+
+
+def _files(shards: Sequence[Shard], aux: Sequence[AuxFile]) -> tuple[Part | AuxFile, ...]:
+    return (*(part for shard in shards for part in shard.parts), *aux)
 
 
 def _verified(raw: bytes, what: str) -> tuple[bytes, dict[str, JsonValue]]:

@@ -12,6 +12,12 @@ ITEM_BYTES = {
 }  # fmt: skip
 """Bytes an element, by safetensors' dtype name."""
 
+ALIGNMENT = 4096
+"""Payloads begin at a multiple of it, so that they can be read around the page cache."""
+
+RESERVED_NAME = "__metadata__"
+"""What a header calls its free text, so that no tensor can have the name."""
+
 _MAX_DIMENSIONS = 16
 _MAX_SIZE = 1 << 62
 
@@ -47,8 +53,8 @@ def check_places(tensors: Sequence[TensorPlace], payload_bytes: int) -> None:
     end = 0
     for place in tensors:
         fault = f"{short(place.name)} "
-        if place.name in names:
-            raise ValueError(f"{fault}occurs twice")
+        if place.name in names or place.name == RESERVED_NAME:
+            raise ValueError(f"{fault}occurs twice or is reserved")
         names.add(place.name)
         if place.dtype not in ITEM_BYTES:
             raise ValueError(f"{fault}has the unknown dtype {short(place.dtype)}")

@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 from pydantic import StringConstraints, model_validator
 
 from megatrain_cli.checkpoint.facts import Pending
-from megatrain_cli.checkpoint.places import TensorPlace, check_places, short
+from megatrain_cli.checkpoint.places import ALIGNMENT, TensorPlace, check_places, short
 from megatrain_cli.checkpoint.record import Count, Record, Xxh128, check_unique
 
-ALIGNMENT = 4096
-"""Payloads begin at a multiple of it, so that they can be read around the page cache."""
-
 MAX_TENSORS = 1_000_000
+"""Most tensors of all parts together."""
+
+# Headers end before 100 MB; whoever checks one reads that much at most.
+_MAX_DATA_START = 100 << 20
 
 PartName = Literal["weights", "optim", "grads"]
 
@@ -46,8 +47,8 @@ class Part(Record):
     def _whole(self) -> "Part":
         if self.file.startswith("model") != (self.part == "weights"):
             raise ValueError(f"{self.file} cannot hold {self.part}")
-        if self.data_start == 0 or self.data_start % ALIGNMENT:
-            raise ValueError(f"{self.file}: data_start is no multiple of {ALIGNMENT}")
+        if self.data_start % ALIGNMENT or not 0 < self.data_start <= _MAX_DATA_START:
+            raise ValueError(f"{self.file}: the payload cannot begin at {self.data_start}")
         if len(self.tensors) > MAX_TENSORS:
             raise ValueError(f"{self.file}: more than {MAX_TENSORS} tensors")
         check_places(self.tensors, self.bytes - self.data_start)
@@ -88,9 +89,7 @@ class Shard(Record):
             for place in part.tensors:
                 kind, _, weight = place.name.partition(".")
                 if shapes.get(weight) != place.shape:
-                    raise ValueError(
-                        f"{part.file}: {short(place.name)} fits no weight of its layer"
-                    )
+                    raise ValueError(f"{part.file}: {short(place.name)} fits no weight")
                 if (part.part == "grads") != (kind == "grad"):
                     raise ValueError(f"{part.file}: {short(place.name)} is in the wrong part")
         if self.has_grads and len(self.parts[2].tensors) != len(shapes):

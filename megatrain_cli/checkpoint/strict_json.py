@@ -43,8 +43,7 @@ def parse(raw: bytes, what: str) -> object:
     """
     if len(raw) > MAX_BYTES:
         raise CorruptError(f"{what}: damaged: {show_bytes(len(raw))}, more than any such file has")
-    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
-        raise CorruptError(f"{what}: damaged: more than {MAX_VALUES:,} values")
+    check_amount(raw, what)
     try:
         value = json.loads(raw, parse_float=_refuse, parse_constant=_refuse)
         same = canonical(value) == raw
@@ -58,12 +57,22 @@ def parse(raw: bytes, what: str) -> object:
     return value
 
 
+def check_amount(raw: bytes, what: str) -> None:
+    """Refuse JSON of more values than memory should be spent on, before it is parsed.
+
+    Raises:
+        CorruptError: It has more than `MAX_VALUES`.
+    """
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise CorruptError(f"{what}: damaged: more than {MAX_VALUES:,} values")
+
+
 def _refuse(text: str) -> NoReturn:
     raise ValueError(f"a number that is not an integer: {text[:40]}")
 
 
 def _check(value: object) -> None:
-    """No floats, no keys but strings, not too deep. Level by level: a deep text must not recurse."""
+    """No floats, no keys but strings, not too deep; by levels, so that depth costs no stack."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         below: list[object] = []
