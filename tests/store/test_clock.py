@@ -350,6 +350,7 @@ def run_steps(clock: TileClock, seed: int, reads: list[int], *, rooms: int, save
                 scheduler.gate()
             if step == save_at:
                 scheduler.spawn(lambda hold=clock.hold(step, room=room): save(hold))
+                scheduler.gate()
 
     def save(hold: Hold) -> None:
         for layer in (2, 0, 1):
