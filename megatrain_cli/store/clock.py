@@ -17,10 +17,11 @@ from enum import Enum, auto
 
 from megatrain_cli.errors import InternalError, MixedStateError
 
-Room = Callable[[int], Callable[[], None] | None]
-"""Finds room for a copy of a layer's tile: what makes the copy, or None. Called under the clock's
-lock, so it must be quick and must not call the clock; what it returns is called without the lock.
-Room that is given back must be announced by `TileClock.release`."""
+Room = Callable[[int, int], Callable[[], None] | None]
+"""Finds room for a copy of a layer's tile, given the layer and the step that it is held at: what
+makes the copy, or None. Called under the clock's lock, so it must be quick and must not call the
+clock; what it returns is called without the lock. Room that is given back must be announced by
+`TileClock.release`."""
 
 
 class HoldCancelled(Exception):  # noqa: N818  not a fault: the saver is told to stop
@@ -151,7 +152,7 @@ class TileClock:
                 kept_by = hold
                 copy = None
                 if hold._states[layer] is _State.QUEUED and hold._room is not None:
-                    copy = hold._room(layer)
+                    copy = hold._room(layer, hold.steps[layer])
                 if copy is None:
                     self._changed.wait()
                 else:
@@ -255,13 +256,19 @@ class TileClock:
             hold._states[layer] = _State.SAVED
             self._changed.notify_all()
 
-    def renew(self, hold: Hold) -> bool:
-        """Queue all tiles again, for a second try; False if one of them has moved on."""
+    def renew(self, hold: Hold, forget: Callable[[], None]) -> bool:
+        """Queue all tiles again, for a second try; False if one of them has moved on.
+
+        Args:
+            hold: Whose tiles; none of them is being written.
+            forget: Called, under the lock, when they are queued: frees all room of copies.
+        """
         with self._changed:
             self._wait_for_copies(hold)
             if not all(self._is_at(layer, step) for layer, step in enumerate(hold.steps)):
                 return False
             hold._states = [_State.QUEUED] * len(hold.steps)
+            forget()
             return True
 
     def cancel(self, hold: Hold) -> None:

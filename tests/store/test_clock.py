@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import cast
 
 import pytest
@@ -129,7 +130,7 @@ def test_the_update_that_a_snapshot_waits_for_is_not_kept_waiting() -> None:
 def test_an_update_goes_on_once_its_tile_is_copied_and_the_copy_is_read() -> None:
     clock = TileClock(NAMES)
     copied: list[int] = []
-    hold = clock.hold(0, room=lambda layer: lambda: copied.append(layer))
+    hold = clock.hold(0, room=lambda layer, step: lambda: copied.append(layer))
     update(clock, 2, 1)
     assert copied == [2]
     assert clock.acquire(hold, 2) is True
@@ -141,7 +142,7 @@ def test_an_update_takes_room_that_becomes_free_while_it_waits() -> None:
     clock, rooms = TileClock(NAMES), [0]
     copied: list[int] = []
 
-    def room(layer: int) -> Callable[[], None] | None:
+    def room(layer: int, step: int) -> Callable[[], None] | None:
         return (lambda: copied.append(layer)) if rooms[0] else None
 
     hold = clock.hold(0, room=room)
@@ -158,7 +159,7 @@ def test_a_copy_that_fails_is_the_updates_failure_and_the_tile_stays_queued() ->
     def broken() -> None:
         raise MemoryError("no pages")
 
-    hold = clock.hold(0, room=lambda layer: broken)
+    hold = clock.hold(0, room=lambda layer, step: broken)
     with pytest.raises(MemoryError):
         clock.begin_update(1)
     assert clock.acquire(hold, 1) is False
@@ -181,12 +182,12 @@ def test_a_tile_that_is_being_copied_is_waited_for(wants: str) -> None:
         order.append("wanted")
         {
             "acquire": lambda: clock.acquire(hold, 1),
-            "renew": lambda: clock.renew(hold),
+            "renew": lambda: clock.renew(hold, list),
             "drop": lambda: clock.drop(hold),
         }[wants]()
         order.append("got")
 
-    hold = clock.hold(0, room=lambda layer: copy)
+    hold = clock.hold(0, room=lambda layer, step: copy)
     scheduler.spawn(lambda: clock.begin_update(1))
     scheduler.run()
     assert order == ["copying", "wanted", "copied", "got"]
@@ -297,11 +298,13 @@ def test_a_save_that_failed_is_tried_again_only_while_all_tiles_are_as_they_were
     clock = TileClock(NAMES)
     hold = held(clock, 0, 0)
     clock.release(hold, 0)
-    assert clock.renew(hold)
+    forgotten: list[int] = []
+    assert clock.renew(hold, lambda: forgotten.append(0))
+    assert forgotten
     with asleep(clock, lambda: clock.begin_update(0)):  # kept again
         clock.acquire(hold, 0)
         clock.release(hold, 0)
-    assert not clock.renew(hold)
+    assert not clock.renew(hold, list)
 
 
 def test_a_failed_loader_ends_a_save_that_waits_for_it() -> None:
@@ -327,7 +330,7 @@ def run_steps(clock: TileClock, seed: int, reads: list[int], *, rooms: int, save
     tiles, copies = [[0, 0] for _ in NAMES], dict[int, list[int]]()
     free = [rooms]
 
-    def room(layer: int) -> Callable[[], None] | None:
+    def room(layer: int, step: int) -> Callable[[], None] | None:
         if not free[0]:
             return None
         free[0] -= 1
@@ -349,7 +352,7 @@ def run_steps(clock: TileClock, seed: int, reads: list[int], *, rooms: int, save
                 clock.end_update(layer, step)
                 scheduler.gate()
             if step == save_at:
-                scheduler.spawn(lambda hold=clock.hold(step, room=room): save(hold))
+                scheduler.spawn(partial(save, clock.hold(step, room=room)))
                 scheduler.gate()
 
     def save(hold: Hold) -> None:

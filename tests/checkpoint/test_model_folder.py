@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from megatrain_cli.checkpoint.headers import INDEX_NAME
-from megatrain_cli.checkpoint.save import check_room, save_model_folder, weights_bytes
+from megatrain_cli.checkpoint.model_folder import check_room, save_model_folder, weights_bytes
 from megatrain_cli.errors import NumericsError, StorageError
 from megatrain_cli.store.master import MasterStore
 from tests.families import KINDS
@@ -82,7 +82,7 @@ def test_there_is_one_file_a_layer_and_an_index_of_all(tmp_path: Path) -> None:
 def test_each_file_is_byte_for_byte_what_safetensors_writes(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megatrain_cli.checkpoint.save._PIECE", 100)
+    monkeypatch.setattr("megatrain_cli.checkpoint.model_folder._PIECE", 100)
     with loaded_store(tmp_path, "gpt2", overrides=overrides) as (store, source):
         save_model_folder(store, source, tmp_path / "out")
         for tile in store.tiles:
@@ -97,7 +97,7 @@ PEAK = """
     import resource, sys
     from pathlib import Path
     import torch
-    from megatrain_cli.checkpoint.save import save_model_folder
+    from megatrain_cli.checkpoint.model_folder import save_model_folder
     from megatrain_cli.model.layout import make_layout
     from megatrain_cli.model.spec import LayerSpec, ParamSpec
     from megatrain_cli.plan.tiles import TileFormat
