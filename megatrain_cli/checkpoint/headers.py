@@ -240,10 +240,8 @@ def parse_index(raw: bytes, what: str) -> dict[str, str]:
         raise CorruptError(f"{what}: not a weight index: no `weight_map`")
     for file in files.values():
         # Path("..").name is "..", which other programs would follow.
-        if not isinstance(file, str) or Path(file).name != file or file == "..":
-            raise CorruptError(
-                f"{what}: not a weight index: {short(file)} is no file of its folder"
-            )
+        if not isinstance(file, str) or Path(file).name != file or file in ("", ".."):
+            raise CorruptError(f"{what}: not a weight index: {short(file)} is no plain name")
     return files
 
 

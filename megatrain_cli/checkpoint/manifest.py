@@ -194,7 +194,7 @@ def _check_format(value: dict[str, JsonValue], what: str) -> None:
     if not isinstance(about, dict) or not _is_ours(value):
         raise IncompatibleError(f"{what}: not the manifest of a megatrain checkpoint.")
     major, needed = about.get("major"), about.get("required_features")
-    if major != MAJOR or not isinstance(major, int):
+    if type(major) is not int or major != MAJOR:  # True is 1
         raise IncompatibleError(
             f"{what}: format {short(major)}.{short(about.get('minor'))}, and this version reads "
             f"{MAJOR}.x. Install a version of megatrain that reads format {short(major)}."

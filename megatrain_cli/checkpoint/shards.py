@@ -133,11 +133,11 @@ def check_shards(
         raise ValueError(f"the shards hold {held} parameters, the model has {num_parameters}")
     if step != max(shard.layer_step for shard in shards):
         raise ValueError(f"step {step} is not the largest layer_step")
-    due = step + 1 if pending is None else pending.step
+    possible = (step,) if pending is None else (pending.step - 1, pending.step)
     for shard in shards:
-        if shard.has_grads != (pending is not None and shard.layer_step == due - 1):
-            raise ValueError(f"{shard.name} is at step {shard.layer_step}: grads against pending")
-        if shard.layer_step != due - 1 and (pending is None or shard.layer_step != due):
-            raise ValueError(f"{shard.name} is at step {shard.layer_step}, the others at {step}")
+        if shard.layer_step not in possible:
+            raise ValueError(f"{shard.name} is at step {shard.layer_step}, possible is {possible}")
+        if shard.has_grads != (pending is not None and shard.layer_step == possible[0]):
+            raise ValueError(f"{shard.name}: grads, if and only if its update is pending")
     if pending is not None and not any(shard.has_grads for shard in shards):
         raise ValueError("an update is pending, but no shard has gradients")

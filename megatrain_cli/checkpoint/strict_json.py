@@ -74,7 +74,7 @@ def _refuse(text: str) -> NoReturn:
 def _check(value: object) -> None:
     """No floats, no keys but strings, not too deep; by levels, so that depth costs no stack."""
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         below: list[object] = []
         for one in level:
             if isinstance(one, dict):
