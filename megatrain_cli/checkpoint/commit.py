@@ -86,8 +86,8 @@ class Commit:
             self.remade = ensure_folder(self._fs, self._checkpoints)
             check_room(self._fs, self._checkpoints, self._num_bytes)
             self._clear_place()
-            self._begun = True
             self._fs.make_folder(self.folder)
+            self._begun = True
             self._fs.make_folder(self.folder / TRAINING)
         except OSError as error:
             raise self.fail(error) from error
@@ -204,7 +204,7 @@ def write_checkpoint(
         )
         try:
             folder = commit.begin()
-            if commit.remade and step:
+            if commit.remade:
                 notes.append(f"{checkpoints} was gone and was made again")
             final = commit.publish(fill(folder))
         except OSError as error:

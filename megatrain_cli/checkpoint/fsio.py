@@ -165,7 +165,9 @@ class FileSystem:
             name: Relative, as `training/optim-embed.safetensors`.
             direct: Past the page cache.
         """
-        *folders, last = name.split("/")
+        *folders, last = parts = name.split("/")
+        if {"", ".", ".."} & set(parts):
+            raise OSError(errno.EINVAL, "not the name of a file below the folder", name)
         inside = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         at = os.dup(folder_fd)
         try:

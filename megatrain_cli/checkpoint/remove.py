@@ -57,13 +57,16 @@ def take_away(fs: FileSystem, folder: Path, nonce: str) -> None:
     trash = folder.with_name(f"{TRASH}{folder.name}-{nonce}")
     try:
         fs.rename_new(folder, trash)
-        # Else the old name could come back after a crash, with files missing.
-        fs.sync_folder(folder.parent)
+    except FileNotFoundError:
+        pass  # removed by a person, or renamed by a request that NFS sent twice
     except OSError as error:
         if error.errno not in NO_RENAME:
             raise
-        trash = folder
         if fs.exists(folder / MANIFEST):
             fs.unlink(folder / MANIFEST)
             fs.sync_folder(folder)
+        remove_tree(fs, folder)
+        return
+    # Else the old name could come back after a crash, with files missing.
+    fs.sync_folder(folder.parent)
     remove_tree(fs, trash)

@@ -68,7 +68,7 @@ def ensure_folder(fs: FileSystem, path: Path) -> bool:
     Raises:
         OSError: It cannot be made.
     """
-    if fs.exists(path):
+    if fs.exists(path) or path == path.parent:
         return False
     ensure_folder(fs, path.parent)
     fs.make_folder(path)

@@ -123,19 +123,20 @@ class FileWriter:
         try:
             if total:
                 self._fs.allocate(file.fd, total)
-            at = 0
+            at = dropped = 0
             for chunk in self._chunks(views, file):
                 digest.update(chunk.data)
                 self._put(file, chunk, at)
-                if not file.direct:
+                if not file.direct and dropped < at:
                     # What came before this chunk had the time of a copy to reach the disk.
-                    self._fs.drop_cache(file.fd, 0, at)
+                    self._fs.drop_cache(file.fd, dropped, at - dropped)
+                    dropped = at
                 at += chunk.data.nbytes
                 if progress is not None:
                     progress(at)
             self._fs.truncate(file.fd, total)
             self._fs.sync(file.fd)
-            if not file.direct:
+            if not file.direct and total:
                 self._fs.drop_cache(file.fd, 0, total)
         except BaseException:
             with suppress(OSError):  # the first failure is the one to tell; the file is torn anyway
