@@ -111,6 +111,7 @@ def snapshot_of(store: MasterStore, step: int, pending: int | None = None) -> Sn
 
 
 def saver_of(store: MasterStore, run: Path, fs: FileSystem | None = None, **args: Any) -> Saver:
+    (run / "checkpoints").mkdir(parents=True, exist_ok=True)  # as the probe at the start does
     return Saver(store, run / "checkpoints", ORDER, fs=fs or FileSystem(), **args)
 
 
