@@ -129,6 +129,18 @@ class Condition:
         self._scheduler.wake_all()
 
 
+class Watched(threading.Condition):
+    """Tells when a thread begins to wait."""
+
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
+        self.waits = threading.Semaphore(0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.release()
+        return super().wait(timeout)
+
+
 class _Task:
     def __init__(self) -> None:
         self.baton = threading.Semaphore(0)

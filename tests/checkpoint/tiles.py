@@ -110,14 +110,26 @@ def snapshot_of(store: MasterStore, step: int, pending: int | None = None) -> Sn
     return Snapshot(facts_of(store, step, pending), aux)
 
 
-def saver_of(store: MasterStore, run: Path, fs: FileSystem | None = None, **args: Any) -> Saver:
+def saver_of(
+    store: MasterStore,
+    run: Path,
+    fs: FileSystem | None = None,
+    order: tuple[int, ...] = ORDER,
+    **args: Any,
+) -> Saver:
     (run / "checkpoints").mkdir(parents=True, exist_ok=True)  # as the probe at the start does
-    return Saver(store, run / "checkpoints", ORDER, fs=fs or FileSystem(), **args)
+    return Saver(store, run / "checkpoints", order, fs=fs or FileSystem(), **args)
 
 
-def save(store: MasterStore, run: Path, step: int, pending: int | None = None) -> Path:
+def save(
+    store: MasterStore,
+    run: Path,
+    step: int,
+    pending: int | None = None,
+    order: tuple[int, ...] = ORDER,
+) -> Path:
     """Save and wait; returns the checkpoint."""
-    saver = saver_of(store, run)
+    saver = saver_of(store, run, order=order)
     assert saver.begin(snapshot_of(store, step, pending))
     (report,) = saver.wait()
     return report.folder

@@ -11,22 +11,10 @@ import pytest
 
 from megatrain_cli.errors import CorruptError, InternalError, MixedStateError
 from megatrain_cli.store.clock import Hold, HoldCancelled, TileClock
-from tests.scheduler import DeadlockError, Scheduler
+from tests.scheduler import DeadlockError, Scheduler, Watched
 
 NAMES = ("embed", "layer-00000", "head")
 SEEDS = range(60)
-
-
-class Watched(threading.Condition):
-    """Tells when a thread begins to wait."""
-
-    def __init__(self) -> None:
-        super().__init__(threading.Lock())
-        self.waits = threading.Semaphore(0)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.waits.release()
-        return super().wait(timeout)
 
 
 @contextmanager
