@@ -5,6 +5,7 @@ MegatrainError            exit code
 ├── DataError             1   a data file or a row cannot be used
 ├── ModelError            1   a model folder or architecture cannot be trained
 ├── PlanError             1   the run does not fit the machine
+├── MixedStateError       1   the layers in memory belong to different steps
 ├── CorruptError          3   a file is damaged
 ├── IncompatibleError     4   a file is whole, but made for something else
 ├── NoCheckpointError     5   nothing to resume from
@@ -44,6 +45,10 @@ class ModelError(MegatrainError):
 
 class PlanError(MegatrainError):
     """The run does not fit the machine; carries the missing bytes and what to change."""
+
+
+class MixedStateError(MegatrainError):
+    """The layers in memory do not belong to one step, so there is nothing that could be saved."""
 
 
 class CorruptError(MegatrainError):

@@ -1,144 +1,272 @@
-"""Write a run's weights as a plain Hugging Face folder, whole or not at all.
+"""Save a run's state while it goes on training, without a second copy of it.
 
-One safetensors file a layer, an index, and every other file of the source folder as it was. The
-folder is written under a temporary name, synced and renamed: a folder with its final name is
-complete. Weights go from the tiles to the disk without a copy, so that saving needs no memory.
+A thread walks the layers in the order in which the next updates will touch them and writes each
+tile from where it lies. An update that comes to a tile before it is written copies it into a small
+pool first, or waits. See [Note: The window of a snapshot] in `store/clock.py`.
 """
 
-import json
-import os
-import shutil
-from collections.abc import Iterable
+import platform
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from megatrain_cli import __version__
+from megatrain_cli.checkpoint.commit import write_checkpoint, write_latest
+from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.keep import which_to_remove
+from megatrain_cli.checkpoint.layer_writer import LayerWriter
+from megatrain_cli.checkpoint.manifest import Created, Manifest, Shard
+from megatrain_cli.checkpoint.pool import BouncePool
+from megatrain_cli.checkpoint.remove import remove_checkpoint
+from megatrain_cli.checkpoint.resolve import candidates
+from megatrain_cli.checkpoint.snapshot import Capture, Snapshot, write_aux
+from megatrain_cli.checkpoint.write import FileWriter
+from megatrain_cli.errors import MegatrainError, StorageError
+from megatrain_cli.store.clock import HoldCancelled
+from megatrain_cli.store.master import MasterStore
 
-from megatrain_cli.checkpoint.headers import INDEX_NAME, make_header
-from megatrain_cli.errors import NumericsError, StorageError
-from megatrain_cli.store.master import LayerTile, MasterStore
-from megatrain_cli.units import show_bytes
-
-# Weights in any form stay behind; they are what was trained.
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
-
-_DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32"}
-
-# Elements that are looked at and written at once. Looking makes a few temporaries of that size;
-# a whole embedding of them would be gigabytes.
-_PIECE = 1 << 22
-
-
-def weights_bytes(store: MasterStore) -> int:
-    """Bytes of the weight files, headers aside."""
-    return sum(tile.layout.layer.numel * tile.weights.element_size() for tile in store.tiles)
+__all__ = ["Retention", "SaveReport", "Saver", "Snapshot"]
 
 
-def check_room(folder: Path, num_bytes: int) -> None:
-    """Refuse a disk that cannot hold the weights, before the first step and not after the last.
+@dataclass(frozen=True)
+class SaveReport:
+    """A checkpoint that is whole and on the disk.
 
-    Raises:
-        StorageError: The folder cannot be made or written, or has too little room.
+    Attributes:
+        id: Of its manifest.
+        num_bytes: Of all files that the manifest names.
+        seconds: From `begin` until it was committed.
+        stall_seconds: How long updates were kept waiting by it, copies included.
+        mode: How files were written, see `FileWriter.mode`.
+        removed: Checkpoints that were retired after it.
+        notes: What went wrong and was mended, or does no harm; one line each.
     """
-    probe = folder / f".probe-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"x")
-        probe.unlink()
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror or error}.") from error
-    if free < num_bytes:
-        raise StorageError(
-            f"{folder} has {show_bytes(free)} free and the weights need {show_bytes(num_bytes)}. "
-            "Make room, or set `train.output_dir` to another disk."
-        )
+
+    folder: Path
+    step: int
+    id: str
+    num_bytes: int
+    seconds: float
+    stall_seconds: float
+    mode: str
+    removed: tuple[Path, ...]
+    notes: tuple[str, ...]
 
 
-def save_model_folder(store: MasterStore, source: Path, target: Path) -> int:
-    """Write all weights to `target`; no tile may change meanwhile.
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay, see `which_to_remove`.
+
+    Attributes:
+        run: The run's folder.
+    """
+
+    run: Path
+    keep_last: int
+    keep_every: int | None = None
+
+
+class Saver:
+    """Writes one checkpoint at a time, on a thread of its own. The caller holds the run's lock.
 
     Args:
-        store: Whose weights, in the compute dtype.
-        source: Folder that the model's config and tokenizer came from.
-        target: Folder to make; must not exist.
-
-    Returns:
-        Bytes of the weight files.
+        store: What is saved.
+        checkpoints: The run's folder of checkpoints.
+        order: Layers in the order in which the next updates will touch them.
+        fs: Where to write.
+        writer: How.
+        pool_bytes: Room for copies of tiles, see `BouncePool`; the only memory that is taken, but
+            for a chunk a thread.
+        threads: Layers that are written at the same time.
+        paranoid: Prove that no tile changed while it was written, by two more readings.
+        retention: What to keep; None keeps all.
+        atomic_rename: From `check_storage`.
 
     Raises:
-        NumericsError: A weight is not finite; nothing is left behind.
-        StorageError: The disk refused; nothing is left behind.
+        PlanError: The system refused the pool's memory.
     """
-    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        weight_map: dict[str, str] = {}
-        for tile in store.tiles:
-            name = f"model-{tile.layout.layer.name}.safetensors"
-            _write_weights(tile, temporary / name)
-            weight_map |= dict.fromkeys(tile.layout.by_name, name)
-        total = weights_bytes(store)
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (temporary / INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-        _copy_rest(source, temporary, store.tiles[0].weights.dtype)
-        _sync(temporary.iterdir())
-        _sync([temporary])
-        temporary.rename(target)
-        _sync([target.parent])
-    except OSError as error:
-        raise StorageError(
-            f"Writing {target} failed: {error}. Nothing was left there; make "
-            f"room for {show_bytes(weights_bytes(store))} and run again."
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return total
 
+    def __init__(
+        self,
+        store: MasterStore,
+        checkpoints: Path,
+        order: Sequence[int],
+        *,
+        fs: FileSystem,
+        writer: FileWriter | None = None,
+        pool_bytes: int = 0,
+        threads: int = 1,
+        paranoid: bool = False,
+        retention: Retention | None = None,
+        atomic_rename: bool = True,
+    ) -> None:
+        self.pool = BouncePool(pool_bytes)
+        self._store, self._checkpoints, self._order = store, checkpoints, tuple(order)
+        self._fs, self._writer = fs, writer or FileWriter(fs)
+        self._threads, self._paranoid = threads, paranoid
+        self._retention, self._atomic_rename = retention, atomic_rename
+        self._thread: threading.Thread | None = None
+        self._capture: Capture | None = None  # of the save that is under way
+        self._box: deque[SaveReport | BaseException] = deque()
 
-def _write_weights(tile: LayerTile, path: Path) -> None:
-    """Write a layer's weights as one safetensors file, tensors by name."""
-    entries = sorted(tile.layout.entries, key=lambda entry: entry.param.name)
-    shapes = {entry.param.name: entry.param.shape for entry in entries}
-    with path.open("wb") as file:
-        file.write(make_header(_DTYPE_NAMES[tile.weights.dtype], shapes))
-        for entry in entries:
-            for piece in tile.weights[entry.offset : entry.end].split(_PIECE):
-                if not torch.isfinite(piece).all():
-                    raise NumericsError(
-                        f"{entry.param.name} has values that are not finite; the weights were not "
-                        "written."
-                    )
-                file.write(piece.view(torch.uint8).numpy().data)
+    @property
+    def in_flight(self) -> bool:
+        """Whether a save is under way."""
+        return self._capture is not None
 
+    def begin(self, snapshot: Snapshot) -> bool:
+        """Start to save; returns at once. Updates of later steps may follow.
 
-def _copy_rest(source: Path, target: Path, dtype: torch.dtype) -> None:
-    """Tokenizer, templates, generation config and licence byte for byte; config with its dtype."""
-    for path in sorted(source.iterdir()):
-        if path.name == "config.json":
-            _write_config(path, target / path.name, str(dtype).removeprefix("torch."))
-        elif path.is_file() and not _is_weights(path):
-            shutil.copyfile(path, target / path.name)
+        Returns:
+            False if a save is still under way: nothing was started.
 
+        Raises:
+            MixedStateError: The layers do not belong to one step.
+        """
+        if self.in_flight:
+            return False
+        capture = self._capture = Capture(self._store, self.pool, snapshot.facts)
+        self._thread = self._start(lambda: self._run(capture, snapshot.aux))
+        return True
 
-def _is_weights(path: Path) -> bool:
-    return path.suffix in _WEIGHT_SUFFIXES or path.name.endswith(".index.json")
+    def poll(self) -> list[SaveReport]:
+        """What has been saved since the last call; raises what a save failed with, once each."""
+        reports: list[SaveReport] = []
+        while self._box:
+            found = self._box[0]
+            if isinstance(found, BaseException):
+                if reports:
+                    break  # next time
+                self._box.popleft()
+                raise found
+            reports.append(found)
+            self._box.popleft()
+        return reports
 
+    def wait(self) -> list[SaveReport]:
+        """`poll` once the save that is under way has ended."""
+        if self._thread is not None:
+            self._thread.join()
+        return self.poll()
 
-def _write_config(source: Path, target: Path, dtype: str) -> None:
-    config = json.loads(source.read_text(encoding="utf-8"))
-    if config.get("dtype", config.get("torch_dtype")) == dtype:
-        shutil.copyfile(source, target)
-        return
-    config.pop("torch_dtype", None)
-    config["dtype"] = dtype
-    target.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    def abandon(self) -> None:
+        """Stop the save that is under way and remove what it wrote; returns when that is done.
 
+        One that was committed by then stays, and is reported by `poll`.
+        """
+        capture = self._capture  # the thread may let go of it at any time
+        if capture is not None:
+            self._store.clock.cancel(capture.hold)
+        if self._thread is not None:
+            self._thread.join()
 
-def _sync(paths: Iterable[Path]) -> None:
-    for path in paths:
-        handle = os.open(path, os.O_RDONLY)
+    def close(self) -> None:
+        """As `abandon`."""
+        self.abandon()
+
+    def _start(self, work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work, name="saver", daemon=True)
+        thread.start()
+        return thread
+
+    def _workers(self) -> Executor:
+        return ThreadPoolExecutor(self._threads, thread_name_prefix="save")
+
+    def _run(self, capture: Capture, aux: Mapping[str, bytes]) -> None:
+        outcome: SaveReport | BaseException | None = None
         try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            outcome = self._save(capture, aux)
+        except HoldCancelled:
+            pass
+        except BaseException as error:  # noqa: BLE001  raised by `poll`
+            outcome = error
+        capture.end()
+        self._capture = None  # first: who hears of the end may begin again
+        if outcome is not None:
+            self._box.append(outcome)
+
+    def _save(self, capture: Capture, aux: Mapping[str, bytes]) -> SaveReport:
+        began = time.perf_counter()
+        facts, save_id = capture.facts, uuid.uuid4().hex
+        failures: list[OSError | None] = []  # one a try
+        manifests: list[Manifest] = []
+
+        def fill(folder: Path) -> bytes:
+            if failures and not capture.renew():
+                raise failures[-1] or StorageError(
+                    f"{folder.parent} could not be synced, and layers have been updated since, so "
+                    "they cannot be written once more. What was saved before is untouched."
+                )
+            failures.append(None)
+            try:
+                shards = self._write_layers(capture, folder, facts.run_id, save_id)
+                files = write_aux(self._writer, folder, aux, shards)
+            except OSError as error:
+                failures[-1] = error
+                raise
+            manifest = Manifest.build(
+                facts,
+                save_id=save_id,
+                created=Created(
+                    unix_ns=time.time_ns(), megatrain=__version__, host=platform.node() or None
+                ),
+                shards=shards,
+                aux=files,
+            )
+            manifests.append(manifest)
+            capture.check()
+            return manifest.to_bytes()
+
+        committed = write_checkpoint(
+            self._fs,
+            self._checkpoints,
+            facts.step,
+            fill,
+            num_bytes=capture.num_bytes + sum(map(len, aux.values())),
+            atomic_rename=self._atomic_rename,
+        )
+        seconds, manifest = time.perf_counter() - began, manifests[-1]
+        removed, notes = self._tidy(committed.folder, manifest)
+        return SaveReport(
+            folder=committed.folder,
+            step=facts.step,
+            id=manifest.id,
+            num_bytes=manifest.bytes_total,
+            seconds=seconds,
+            stall_seconds=capture.hold.stall_seconds,
+            mode=self._writer.mode,
+            removed=tuple(removed),
+            notes=(*committed.notes, *notes),
+        )
+
+    def _write_layers(
+        self, capture: Capture, folder: Path, run_id: str, save_id: str
+    ) -> list[Shard]:
+        writer = LayerWriter(self._writer, folder, run_id, save_id, self._paranoid)
+        with self._workers() as workers:
+            return capture.write_layers(writer, self._order, workers, self._threads)
+
+    def _tidy(self, folder: Path, manifest: Manifest) -> tuple[list[Path], list[str]]:
+        """Point to the new checkpoint and retire old ones; it is safe whatever fails here."""
+        removed: list[Path] = []
+        try:
+            write_latest(self._fs, folder, manifest.id, manifest.attempt)
+            if self._retention is not None:
+                keep = self._retention
+                for old in which_to_remove(
+                    candidates(keep.run, self._fs, manifest.run_id),
+                    run_id=manifest.run_id,
+                    keep_last=keep.keep_last,
+                    keep_every=keep.keep_every,
+                    protected=[folder],
+                ):
+                    remove_checkpoint(self._fs, old.folder)
+                    removed.append(old.folder)
+        except MegatrainError as error:
+            return removed, [f"{folder} is saved, but: {error}"]
+        return removed, []

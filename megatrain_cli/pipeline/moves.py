@@ -33,7 +33,8 @@ class Moves:
         self._gateway, self._slabs, self._pool = gateway, slabs, pool
 
     def stream_in(self, op: Op) -> None:
-        """Start copying a layer's weights into a slot."""
+        """Start copying a layer's weights into a slot; waits for weights that are still loaded."""
+        self._store.clock.wait_for_weights(op.layer)
         slot = self._buffers.slot(op)
         slot.layer = op.layer
         source = self._store.tiles[op.layer].weights

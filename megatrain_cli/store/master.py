@@ -11,6 +11,7 @@ from megatrain_cli.errors import InternalError
 from megatrain_cli.model.layout import Entry, LayerLayout
 from megatrain_cli.plan.tiles import TileFormat, store_bytes, tile_regions
 from megatrain_cli.store.arena import Arena
+from megatrain_cli.store.clock import TileClock
 from megatrain_cli.store.split import join_fp32, split_fp32
 
 _DTYPE = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -103,6 +104,9 @@ class MasterStore:
 
     Starts as zeros; `store.load` fills it.
 
+    Attributes:
+        clock: Says who may touch which tile when.
+
     Raises:
         PlanError: The system refused the memory.
     """
@@ -112,8 +116,12 @@ class MasterStore:
         self.num_bytes = sum(store_bytes(layouts, fmt).values())
         self._arena = Arena(self.num_bytes)
         self.tiles = tuple(
-            _cut_tile(self._arena, index, layout, fmt) for index, layout in enumerate(layouts)
+            make_tile(
+                self._arena.take(sum(tile_regions(layout.numel, fmt).values())), index, layout, fmt
+            )
+            for index, layout in enumerate(layouts)
         )
+        self.clock = TileClock([layout.layer.name for layout in layouts])
 
     @property
     def locked_bytes(self) -> int:
@@ -138,9 +146,9 @@ class MasterStore:
         self.tiles = ()
 
 
-def _cut_tile(arena: Arena, index: int, layout: LayerLayout, fmt: TileFormat) -> LayerTile:
+def make_tile(cut: torch.Tensor, index: int, layout: LayerLayout, fmt: TileFormat) -> LayerTile:
+    """A tile over memory of exactly its size: `uint8`, page-aligned, contiguous."""
     regions = tile_regions(layout.numel, fmt)
-    cut = arena.take(sum(regions.values()))
     compute = _DTYPE[fmt.compute_dtype]
     offsets: dict[str, int] = {}
     offset = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from megatrain_cli.checkpoint.save import check_room, save_model_folder
+from megatrain_cli.checkpoint.model_folder import check_room, save_model_folder
 from megatrain_cli.config.load import LoadedConfig, dump_config
 from megatrain_cli.errors import DeviceError, NumericsError, PlanError, Stopped
 from megatrain_cli.optim.adamw import AdamStep

@@ -1,12 +1,14 @@
 """What the host does for one optimizer step: check it, clip it, update every layer."""
 
 import math
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 
 import torch
 
-from megatrain_cli.errors import NumericsError
+from megatrain_cli.errors import MixedStateError, NumericsError
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.clip import clip_coefficient, global_norm
@@ -42,6 +44,8 @@ class StepUpdate:
         self._step, self._adam, self._max_norm, self._eager = step, base, max_grad_norm, eager
         self._spec, self._store, self._updater = spec, store, updater
         self._updated: set[int] = set()
+        self._left: dict[int, int] = {}  # elements of a layer whose update has not ended
+        self._lock = threading.Lock()  # guards `_left`: pieces end on any thread
 
     def clip(self, loss: float, squared_norms: Sequence[float]) -> None:
         """Find the clip coefficient.
@@ -63,11 +67,35 @@ class StepUpdate:
     def update(
         self, layer: int, gradient: torch.Tensor, start: int, squared_norm: float
     ) -> Future[WorkSpan]:
-        """Start to apply AdamW to a piece of a layer's tile; pieces are worked off in order."""
+        """Start to apply AdamW to a piece of a layer's tile; pieces are worked off in order.
+
+        Before a layer's first piece it waits until the tile is loaded and no snapshot needs it.
+        """
         if not math.isfinite(squared_norm):
             raise self._refuse(f"the gradient of {self._spec.layers[layer].name} is not finite")
-        self._updated.add(layer)
-        return self._updater.submit(self._store.tiles[layer], gradient, start, self._adam)
+        tile = self._store.tiles[layer]
+        if layer not in self._updated:
+            self._store.clock.begin_update(layer)
+            self._left[layer] = tile.layout.numel
+            self._updated.add(layer)
+        try:
+            future = self._updater.submit(tile, gradient, start, self._adam)
+        except BaseException:
+            self._store.clock.fail_update(layer)
+            raise
+        future.add_done_callback(partial(self._piece_ended, layer, gradient.numel()))
+        return future
+
+    def _piece_ended(self, layer: int, numel: int, done: Future[WorkSpan]) -> None:
+        """The update ends with its last piece; runs on a thread of the optimizer."""
+        if done.exception() is not None:
+            self._store.clock.fail_update(layer)
+            return
+        with self._lock:
+            self._left[layer] -= numel
+            ended = not self._left[layer]
+        if ended:
+            self._store.clock.end_update(layer, self._step)
 
     def _blame(self, loss: float) -> tuple[str, str]:
         """Why a loss may not be finite, and what to do; weights are looked at only then."""
@@ -92,3 +120,40 @@ class StepUpdate:
     def untouched(self) -> bool:
         """Whether no layer has been changed by this step."""
         return not self._updated
+
+
+def finish_update(store: MasterStore, updater: TileUpdater, step: AdamStep) -> tuple[int, ...]:
+    """Do what a stop in the middle of an update left undone.
+
+    Args:
+        store: Layers that `step` has not updated yet have its gradient in their tiles.
+        updater: Applies it.
+        step: The scalars of the interrupted update, its clip coefficient among them.
+
+    Returns:
+        The layers that were updated.
+
+    Raises:
+        MixedStateError: A layer is of neither this step nor the one before.
+    """
+    clock = store.clock
+    for tile in store.tiles:
+        clock.wait_for_state(tile.index)
+    rest = [tile for tile, at in zip(store.tiles, clock.steps, strict=True) if at != step.step]
+    for tile in rest:
+        at, name = clock.step_of(tile.index), tile.layout.layer.name
+        if at != step.step - 1 or tile.gradient is None:
+            raise MixedStateError(
+                f"{name} has had {at} updates and cannot get that of step {step.step}. Go on from "
+                "another checkpoint."
+            )
+    for tile in rest:
+        assert tile.gradient is not None
+        clock.begin_update(tile.index)
+        try:
+            updater.update(tile, tile.gradient, 0, step)
+        except BaseException:
+            clock.fail_update(tile.index)
+            raise
+        clock.end_update(tile.index, step.step)
+    return tuple(tile.index for tile in rest)

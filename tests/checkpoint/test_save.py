@@ -1,243 +1,173 @@
-"""A saved folder is a plain Hugging Face folder with the store's weights, or it is not there."""
+"""A save is one whole checkpoint of one step, or nothing at all and an error that says why."""
 
-import json
-import os
-import resource
-import shutil
-import subprocess
-import sys
-import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
-from megatrain_cli.checkpoint.headers import INDEX_NAME
-from megatrain_cli.checkpoint.save import check_room, save_model_folder, weights_bytes
-from megatrain_cli.errors import NumericsError, StorageError
-from megatrain_cli.store.master import MasterStore
-from tests.families import KINDS
-from tests.train.workspace import load_whole, make_workspace, start
-
-BF16 = ["model.dtype=bfloat16", "optimizer.master=fp32_split"]
-
-
-@contextmanager
-def loaded_store(
-    folder: Path, kind: str = "llama", *, tied: bool = False, overrides: list[str] = BF16
-) -> Iterator[tuple[MasterStore, Path]]:
-    """A filled store, and the model folder it was filled from."""
-    with start(make_workspace(folder, kind, tied=tied), overrides) as run:
-        yield run.engine.store, folder / "model"
-
-
-def left_behind(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_hugging_face_loads_the_folder_whole_and_with_the_same_weights(
-    kind: str, tied: bool, tmp_path: Path
-) -> None:
-    target = tmp_path / "checkpoints" / "step-00000007"
-    with loaded_store(tmp_path, kind, tied=tied) as (store, source):
-        num_bytes = save_model_folder(store, source, target)
-        params = load_whole(target)
-        for tile in store.tiles:
-            for entry in tile.layout.entries:
-                param = params.pop(entry.param.name)
-                assert param.dtype == torch.bfloat16
-                assert torch.equal(param, tile.view(entry.param.name))
-        assert not params
-        assert num_bytes == weights_bytes(store)
-    assert left_behind(target.parent) == ["step-00000007"]
-
-
-def test_there_is_one_file_a_layer_and_an_index_of_all(tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    with loaded_store(tmp_path) as (store, source):
-        save_model_folder(store, source, target)
-        wanted = {
-            entry.param.name: f"model-{tile.layout.layer.name}.safetensors"
-            for tile in store.tiles
-            for entry in tile.layout.entries
-        }
-        num_bytes = weights_bytes(store)
-    index = json.loads((target / INDEX_NAME).read_text())
-    assert index == {"metadata": {"total_size": num_bytes}, "weight_map": wanted}
-    for name in set(wanted.values()):
-        with safe_open(target / name, "pt") as file:
-            assert set(file.keys()) == {key for key, at in wanted.items() if at == name}
-            assert file.metadata() == {"format": "pt"}
-
-
-@pytest.mark.parametrize(
-    "overrides", [BF16, ["model.dtype=float32", "optimizer.master=fp32"]], ids=["BF16", "F32"]
+from megatrain_cli.checkpoint.folder import open_checkpoint
+from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.resolve import resolve
+from megatrain_cli.checkpoint.save import Retention, Snapshot
+from megatrain_cli.checkpoint.verify import check_part
+from megatrain_cli.checkpoint.write import FileWriter
+from megatrain_cli.errors import MixedStateError
+from megatrain_cli.plan.tiles import TileFormat
+from tests.checkpoint.tiles import (
+    FORMATS,
+    facts_of,
+    fill_gradients,
+    make_store,
+    manifest_of,
+    payloads,
+    save,
+    saver_of,
+    snapshot_of,
 )
-def test_each_file_is_byte_for_byte_what_safetensors_writes(
-    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+from tests.checkpoint.trouble import names, stopped_at
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+def test_a_checkpoint_is_whole_and_safetensors_reads_each_tensor(
+    fmt: TileFormat, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("megatrain_cli.checkpoint.save._PIECE", 100)
-    with loaded_store(tmp_path, "gpt2", overrides=overrides) as (store, source):
-        save_model_folder(store, source, tmp_path / "out")
-        for tile in store.tiles:
-            tensors = {name: tile.view(name) for name in tile.layout.by_name}
-            save_file(tensors, tmp_path / "reference", metadata={"format": "pt"})
-            written = tmp_path / "out" / f"model-{tile.layout.layer.name}.safetensors"
-            assert written.read_bytes() == (tmp_path / "reference").read_bytes()
+    store = make_store(fmt)
+    folder = save(store, tmp_path, 0)
+    assert folder.name == "step-00000000"
+    with open_checkpoint(folder, FileSystem()) as checkpoint:
+        for part in checkpoint.manifest.parts:
+            check_part(checkpoint, part)
+        assert checkpoint.read_aux("training/config.yaml") == b"seed: 1\n"
+    for tile in store.tiles:
+        with safe_open(folder / f"model-{tile.layout.layer.name}.safetensors", "pt") as file:
+            assert file.metadata()["megatrain.shard"] == tile.layout.layer.name
+            for name in tile.layout.by_name:
+                assert torch.equal(file.get_tensor(name), tile.view(name))
 
 
-# In a process of its own: the peak of this one would hide it.
-PEAK = """
-    import resource, sys
-    from pathlib import Path
-    import torch
-    from megatrain_cli.checkpoint.save import save_model_folder
-    from megatrain_cli.model.layout import make_layout
-    from megatrain_cli.model.spec import LayerSpec, ParamSpec
-    from megatrain_cli.plan.tiles import TileFormat
-    from megatrain_cli.store.master import MasterStore
-
-    def peak():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    layer = LayerSpec("embed", "k", (ParamSpec("weight", (100_000, 1000)),))
-    fmt = TileFormat("bfloat16", "bf16", keep_gradient=False)
-    store = MasterStore((make_layout(layer),), fmt)
-    store.tiles[0].weights.fill_(1.5)
-    before = peak()
-    save_model_folder(store, Path(sys.argv[1]), Path(sys.argv[2]))
-    print(peak() - before)
-"""
+def test_the_report_tells_what_was_written_and_the_hint_names_it(tmp_path: Path) -> None:
+    store = make_store()
+    saver = saver_of(store, tmp_path)
+    assert not saver.in_flight
+    assert saver.begin(snapshot_of(store, 0))
+    (report,) = saver.wait()
+    manifest = manifest_of(report.folder)
+    assert (report.step, report.id, report.num_bytes) == (0, manifest.id, manifest.bytes_total)
+    files = [report.folder / one.file for one in manifest.files]
+    assert report.num_bytes == sum(path.stat().st_size for path in files)
+    assert (report.stall_seconds, report.removed, report.notes) == (0, (), ())
+    assert report.mode in ("direct", "bounce", "buffered")
+    found = resolve(tmp_path, FileSystem())
+    found.checkpoint.close()
+    assert (found.checkpoint.folder, found.notes) == (report.folder, ())
+    assert saver.poll() == []
+    saver.close()
 
 
-@pytest.mark.slow
-def test_saving_a_large_layer_holds_no_copy_of_it(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "config.json").write_text('{"dtype": "bfloat16"}')
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PEAK), tmp_path / "source", tmp_path / "out"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert (tmp_path / "out" / "model-embed.safetensors").stat().st_size > 200_000_000
-    # A layer of 200 MB; looked at in pieces of 8 MiB, with some temporaries of that size.
-    assert int(run.stdout) < 64 << 20
+def test_several_threads_write_the_same_bytes(tmp_path: Path) -> None:
+    store = make_store()
+    alone = payloads(save(store, tmp_path / "one", 0))
+    saver = saver_of(store, tmp_path / "many", threads=3)
+    saver.begin(snapshot_of(store, 0))
+    (report,) = saver.wait()
+    assert payloads(report.folder) == alone
 
 
-def test_every_file_but_weights_and_config_is_copied_byte_for_byte(tmp_path: Path) -> None:
-    with loaded_store(tmp_path) as (store, source):
-        (source / "LICENSE").write_bytes(b"\xff\x00 as it is\r\n")
-        (source / "pytorch_model.bin").write_bytes(b"weights of another kind")
-        (source / "pytorch_model.bin.index.json").write_text("{}")
-        (source / "original").mkdir()
-        save_model_folder(store, source, tmp_path / "out")
-    copied = {"LICENSE", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
-    copied |= {"chat_template.jinja"}
-    for name in copied:
-        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
-    weights = {path.name for path in (tmp_path / "out").glob("model-*.safetensors")}
-    assert set(left_behind(tmp_path / "out")) == {*copied, *weights, INDEX_NAME, "config.json"}
+def test_one_save_at_a_time_and_the_next_when_it_is_reported(tmp_path: Path) -> None:
+    store = make_store()
+    with stopped_at("model-embed") as (disk, waits, go):
+        saver = saver_of(store, tmp_path, disk)
+        assert saver.begin(snapshot_of(store, 0))
+        assert waits.wait(20)
+        assert saver.in_flight
+        assert not saver.begin(snapshot_of(store, 0))
+        assert saver.poll() == []
+        go.set()
+        assert len(saver.wait()) == 1
+    store.clock.set_steps((1,) * 4)
+    assert saver.begin(snapshot_of(store, 1))
+    assert [report.step for report in saver.wait()] == [1]
+    assert names(tmp_path / "checkpoints") == ["latest.json", "step-00000000", "step-00000001"]
 
 
-@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
-def test_the_config_says_the_dtype_that_was_written_and_nothing_else_changes(
-    key: str, tmp_path: Path
+def test_old_checkpoints_are_retired_once_the_new_one_is_there(tmp_path: Path) -> None:
+    store = make_store()
+    saver = saver_of(store, tmp_path, retention=Retention(tmp_path, keep_last=1, keep_every=2))
+    removed: list[Path] = []
+    for step in range(5):
+        store.clock.set_steps((step,) * 4)
+        saver.begin(snapshot_of(store, step))
+        removed += saver.wait()[0].removed
+    assert [path.name for path in removed] == ["step-00000001", "step-00000003"]
+    kept = ["step-00000000", "step-00000002", "step-00000004"]
+    assert names(tmp_path / "checkpoints") == ["latest.json", *kept]
+
+
+@pytest.mark.parametrize("at", [(1, 2, 2, 2), (2, 2, 3, 2)], ids=["behind", "ahead"])
+def test_layers_of_different_steps_are_not_saved(at: tuple[int, ...], tmp_path: Path) -> None:
+    store = make_store()
+    store.clock.set_steps(at)
+    store.clock.settle()
+    saver = saver_of(store, tmp_path)
+    with pytest.raises(MixedStateError, match="belong to no one step"):
+        saver.begin(snapshot_of(store, 2))
+    assert saver.wait() == []
+    assert names(tmp_path / "checkpoints") == []
+
+
+def test_a_tile_that_an_update_left_half_done_is_not_saved(tmp_path: Path) -> None:
+    store = make_store()
+    store.clock.begin_update(2)
+    store.clock.fail_update(2)
+    with pytest.raises(MixedStateError, match="in the middle of an update"):
+        saver_of(store, tmp_path).begin(snapshot_of(store, 0))
+
+
+def test_an_update_that_fails_while_a_save_waits_for_it_ends_the_save(tmp_path: Path) -> None:
+    store = make_store()
+    store.clock.begin_update(2)
+    saver = saver_of(store, tmp_path)
+    saver.begin(snapshot_of(store, 1))
+    store.clock.fail_update(2)
+    store.clock.settle()
+    with pytest.raises(MixedStateError):
+        saver.wait()
+    assert names(tmp_path / "checkpoints") == []
+
+
+def test_a_pending_update_that_all_layers_have_had_is_not_pending(tmp_path: Path) -> None:
+    store = make_store()
+    fill_gradients(store, 3)
+    store.clock.set_steps((3, 3, 3, 3))
+    manifest = manifest_of(save(store, tmp_path, 2, pending=3))
+    assert (manifest.step, manifest.pending) == (3, None)
+    assert {len(shard.parts) for shard in manifest.shards} == {2}
+
+
+@pytest.mark.parametrize(("steps", "step"), [((2, 2, 2, 2), 2), ((2, 3, 3, 2), 3)])
+def test_a_pending_update_is_saved_with_the_gradients_that_it_still_needs(
+    steps: tuple[int, ...], step: int, tmp_path: Path
 ) -> None:
-    with loaded_store(tmp_path) as (store, source):
-        config = json.loads((source / "config.json").read_text())
-        config.pop("dtype", None)
-        config |= {key: "float32", "a field nobody knows": [1, {"é": None}]}
-        (source / "config.json").write_text(json.dumps(config))
-        save_model_folder(store, source, tmp_path / "out")
-    written = json.loads((tmp_path / "out" / "config.json").read_text())
-    del config[key]
-    assert written == config | {"dtype": "bfloat16"}
+    store = make_store()
+    fill_gradients(store, 3)
+    store.clock.set_steps(steps)
+    folder = save(store, tmp_path, 2, pending=3)
+    manifest = manifest_of(folder)
+    assert folder.name == f"step-{step:08d}"
+    assert (manifest.step, manifest.format.required_features) == (step, ("grads",))
+    assert tuple(shard.layer_step for shard in manifest.shards) == steps
+    assert [shard.has_grads for shard in manifest.shards] == [at == 2 for at in steps]
+    with safe_open(folder / "training/grads-embed.safetensors", "pt") as file:
+        gradient = store.tiles[0].gradient
+        assert gradient is not None
+        assert torch.equal(file.get_tensor("grad.embed.weight").view(-1), gradient[: 41 * 33])
 
 
-def test_a_config_that_is_right_already_is_copied_byte_for_byte(tmp_path: Path) -> None:
-    fp32 = ["model.dtype=float32", "optimizer.master=fp32"]
-    with loaded_store(tmp_path, overrides=fp32) as (store, source):
-        text = (source / "config.json").read_text().replace("{", "{ ", 1)
-        (source / "config.json").write_text(text)
-        save_model_folder(store, source, tmp_path / "out")
-    assert (tmp_path / "out" / "config.json").read_text() == text
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_weights_that_are_not_finite_are_never_written(value: float, tmp_path: Path) -> None:
-    with loaded_store(tmp_path) as (store, source):
-        store.tiles[-1].view("lm_head.weight")[3, 2] = value
-        with pytest.raises(NumericsError, match=r"lm_head\.weight has values that are not finite"):
-            save_model_folder(store, source, tmp_path / "runs" / "out")
-    assert left_behind(tmp_path / "runs") == []
-
-
-@contextmanager
-def files_no_larger_than(num_bytes: int) -> Iterator[None]:
-    """The kernel refuses larger ones with EFBIG: a failing disk without one."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.parametrize("limit", [100, 6000, 10_000], ids=["header", "weights", "licence"])
-def test_a_disk_that_refuses_in_the_middle_leaves_nothing_half_written(
-    limit: int, tmp_path: Path
-) -> None:
-    target = tmp_path / "runs" / "out"
-    with loaded_store(tmp_path) as (store, source):
-        (source / "LICENSE").write_bytes(bytes(20_000))
-        with files_no_larger_than(limit), pytest.raises(StorageError, match="File too large"):
-            save_model_folder(store, source, target)
-        assert left_behind(tmp_path / "runs") == []
-        save_model_folder(store, source, target)
-    assert left_behind(tmp_path / "runs") == ["out"]
-
-
-def test_an_interrupt_at_any_file_leaves_nothing_half_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(path: Path) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupted)
-    with loaded_store(tmp_path) as (store, source), pytest.raises(KeyboardInterrupt):
-        save_model_folder(store, source, tmp_path / "runs" / "out")
-    assert left_behind(tmp_path / "runs") == []
-
-
-def test_a_folder_that_is_there_already_is_not_touched(tmp_path: Path) -> None:
-    target = tmp_path / "runs" / "out"
-    target.mkdir(parents=True)
-    (target / "mine").write_text("keep")
-    with loaded_store(tmp_path) as (store, source), pytest.raises(StorageError, match="not empty"):
-        save_model_folder(store, source, target)
-    assert left_behind(tmp_path / "runs") == ["out"]
-    assert left_behind(target) == ["mine"]
-
-
-def test_too_little_room_is_said_with_both_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = shutil._ntuple_diskusage(10**9, 10**9 - 2048, 2048)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    check_room(tmp_path / "new", 2048)
-    with pytest.raises(StorageError, match=r"has 2\.00 KiB free and the weights need 2\.00 KiB"):
-        check_room(tmp_path / "new", 2049)
-    assert left_behind(tmp_path / "new") == []
-
-
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot be written"):
-        check_room(tmp_path / "file" / "run", 1)
-    assert os.listdir(tmp_path) == ["file"]  # noqa: PTH208  hidden files too
+def test_facts_and_files_that_do_not_fit_are_a_bug(tmp_path: Path) -> None:
+    store = make_store()
+    saver = saver_of(store, tmp_path, writer=FileWriter(FileSystem(), direct="off"))
+    saver.begin(Snapshot(facts_of(store, 0), {}))
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        saver.wait()
+    assert names(tmp_path / "checkpoints") == []
