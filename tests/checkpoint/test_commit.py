@@ -89,6 +89,21 @@ def test_what_the_files_writer_raises_passes_and_leaves_nothing(
     assert names(checkpoints) == []
 
 
+def test_a_disk_error_that_comes_wrapped_costs_one_more_try_too(checkpoints: Path) -> None:
+    folders: list[Path] = []
+
+    def fill_at_second_try(folder: Path) -> bytes:
+        folders.append(folder)
+        if len(folders) == 1:
+            raise StorageError("wrapped") from OSError(errno.EIO, os.strerror(errno.EIO))
+        assert not folders[0].exists()
+        return fill(FileSystem(), folder, 5, 9)
+
+    done = write_checkpoint(FileSystem(), checkpoints, 5, fill_at_second_try)
+    assert done.notes == ("wrapped It was written once more.",)
+    assert names(checkpoints) == ["step-00000005"]
+
+
 @pytest.mark.parametrize("inside", [(), ("manifest.json",), ("model.safetensors",)])
 def test_a_step_that_has_a_folder_is_refused_and_the_folder_left_as_it_is(
     checkpoints: Path, inside: tuple[str, ...]
