@@ -175,9 +175,13 @@ def test_a_rename_that_worked_though_it_reports_an_error_is_seen(checkpoints: Pa
     assert checkpoints_in(tree_at(checkpoints.parent)) == {5: "whole"}
 
 
-@pytest.mark.parametrize("extra", [b"", b"x", None])
+@pytest.mark.parametrize(
+    "change",
+    [lambda raw: raw[:-1], lambda raw: raw + b" ", lambda raw: raw[:-1] + b"x", None],
+    ids=["shorter", "longer", "another", "none"],
+)
 def test_a_folder_of_someone_else_is_not_taken_for_a_rename_that_worked(
-    checkpoints: Path, extra: bytes | None
+    checkpoints: Path, change: Callable[[bytes], bytes] | None
 ) -> None:
     fs = FileSystem()
     one: list[Commit] = []
@@ -187,8 +191,8 @@ def test_a_folder_of_someone_else_is_not_taken_for_a_rename_that_worked(
         manifest = (one[0].folder / "manifest.json").read_bytes()
         one[0].folder.rename(checkpoints / "elsewhere")
         target.mkdir()
-        if extra is not None:
-            (target / "manifest.json").write_bytes(manifest[:-1] + extra + extra)
+        if change is not None:
+            (target / "manifest.json").write_bytes(change(manifest))
 
     one.append(Commit(ResentRename(vanish, works=False), checkpoints, 5, make_nonce()))
     manifest = fill(fs, one[0].begin(), 5, 9)
