@@ -14,8 +14,10 @@ MegatrainError            exit code
 │   └── DiskFullError     7   it has no room left
 ├── NumericsError         8   a loss or a gradient is not finite
 ├── DeviceError           9   the GPU or its driver failed
+├── HangError            10   nothing ends any more: a copy, a thread or a disk is stuck
 ├── InternalError        70   a bug in this program: the one error shown with its traceback
 └── Stopped              75   stopped on request; the run can go on later
+    └── StoppedUnsaved  130   or 143: the same, and nothing was saved for it
 """
 
 from collections.abc import Sequence
@@ -97,6 +99,12 @@ class DeviceError(MegatrainError):
     exit_code = 9
 
 
+class HangError(MegatrainError):
+    """Nothing ends any more; the process can only be ended from outside of what hangs."""
+
+    exit_code = 10
+
+
 class InternalError(MegatrainError):
     """An invariant of this program broke; never the user's fault. Shown with its traceback."""
 
@@ -107,3 +115,11 @@ class Stopped(MegatrainError):  # noqa: N818  not a fault: the user asked for it
     """The run stopped because it was asked to, after a whole step."""
 
     exit_code = 75
+
+
+class StoppedUnsaved(Stopped):
+    """The run was stopped and nothing new was saved: there was nothing, or no time for it."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        self.exit_code = 128 + signal_number
+        super().__init__(message)

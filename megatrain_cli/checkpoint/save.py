@@ -86,6 +86,7 @@ class Saver:
         paranoid: Prove that no tile changed while it was written, by two more readings.
         retention: What to keep; None keeps all.
         atomic_rename: From `check_storage`.
+        before_publish: Called when all is written; what it raises keeps it from being published.
 
     Raises:
         PlanError: The system refused the pool's memory.
@@ -104,7 +105,9 @@ class Saver:
         paranoid: bool = False,
         retention: Retention | None = None,
         atomic_rename: bool = True,
+        before_publish: Callable[[], None] = lambda: None,
     ) -> None:
+        self._before_publish = before_publish
         self.pool = BouncePool(pool_bytes)
         self._store, self._checkpoints, self._order = store, checkpoints, tuple(order)
         self._fs, self._writer = fs, writer or FileWriter(fs)
@@ -220,6 +223,7 @@ class Saver:
             )
             manifests.append(manifest)
             capture.check()
+            self._before_publish()
             return manifest.to_bytes()
 
         committed = write_checkpoint(

@@ -22,7 +22,7 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "megatrain" / "compiled"))
     from megatrain_cli.report.console import RunConsole
-    from megatrain_cli.train.loop import train as run
+    from megatrain_cli.train.session import train as run
 
     with RunConsole() as console:
         run(loaded, console)

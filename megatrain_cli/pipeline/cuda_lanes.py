@@ -100,6 +100,7 @@ class CudaLanes:
         self._latest: dict[Event, Record] = {}
         self._last: dict[Lane, Record] = {}
         self._failure: BaseException | None = None
+        self.num_ended = 0  # counted by several threads: never less than one of them counted
         self._updates: deque[Job] = deque()  # not ended, or behind one that has not
         self._lock = threading.Lock()  # an update ends on any thread, in the order of the list
         self._queues: dict[Lane, queue.SimpleQueue[Job | None]] = {
@@ -149,8 +150,8 @@ class CudaLanes:
         for stream in self._streams.values():
             stream.synchronize()
 
-    def close(self) -> None:
-        """End the threads, then wait for what has begun: it uses memory that goes."""
+    def halt(self) -> None:
+        """End the threads and wait for updates that have begun; the device is not asked."""
         if self._failure is None:
             self._failure = InternalError("The lanes are closed.")  # keeps the rest from beginning
         for jobs in self._queues.values():
@@ -159,6 +160,10 @@ class CudaLanes:
             thread.join()
         for record in self._last.values():
             record.reached.wait()
+
+    def close(self) -> None:
+        """End the threads, then wait for what has begun: it uses memory that goes."""
+        self.halt()
         for stream in self._streams.values():
             stream.synchronize()
 
@@ -190,6 +195,7 @@ class CudaLanes:
         note = DeviceNote(job.op, job.num_bytes, issued, start, end, took)
         self._device_trace.add(note)
         job.record.set(end, note)
+        self.num_ended += 1
 
     def _run_on_host(self, job: Job) -> None:
         self._hold(job)
@@ -209,6 +215,7 @@ class CudaLanes:
         else:
             self._host_trace.add(span_of(job.op, start, time.perf_counter(), job.num_bytes))
             self._end(job)
+            self.num_ended += 1
 
     def _hold(self, job: Job) -> None:
         """Return when the op may be issued or run."""

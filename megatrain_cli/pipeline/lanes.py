@@ -50,8 +50,18 @@ class Lanes(Protocol):
     def drain(self) -> None:
         """Wait until everything submitted has ended; raise the first failure."""
 
+    def halt(self) -> None:
+        """Stop threads without asking the device, which may have failed.
+
+        Whatever has not begun is dropped; updates that have begun end first.
+        """
+
     def close(self) -> None:
-        """Stop threads. Whatever has not begun is dropped; updates that have begun end first."""
+        """`halt`, and wait until the device has ended what it was given."""
+
+    @property
+    def num_ended(self) -> int:
+        """Ops that were issued to the device or have ended on the host: grows while all is well."""
 
 
 class Mark(Protocol):
@@ -85,6 +95,7 @@ class InlineLanes:
 
     def __init__(self) -> None:
         self._trace = HostTrace()
+        self.num_ended = 0
 
     def submit(self, op: Op, work: Work, num_bytes: int = 0) -> None:
         """Run the work now. The list's order satisfies every wait."""
@@ -93,6 +104,7 @@ class InlineLanes:
         if pending is not None:
             pending.result()
         self._trace.add(span_of(op, start, time.perf_counter(), num_bytes))
+        self.num_ended += 1
 
     def mark(self) -> InlineMark:
         """Now."""
@@ -111,6 +123,9 @@ class InlineLanes:
 
     def drain(self) -> None:
         """Nothing is ever pending."""
+
+    def halt(self) -> None:
+        """Nothing to stop."""
 
     def close(self) -> None:
         """Nothing to stop."""

@@ -62,9 +62,21 @@ class RunConsole:
         if self._task is not None:
             self._progress.update(self._task, completed=record.step, numbers=numbers)
 
-    def saved(self, path: Path, num_bytes: int) -> None:
-        """Say that a folder is on disk, whole."""
-        say(f"saved {path} ({show_bytes(num_bytes)})", self._console)
+    def saved(self, path: Path, num_bytes: int, seconds: float, waited: float) -> None:
+        """Say that a checkpoint is on disk, whole.
+
+        Args:
+            path: Its folder.
+            num_bytes: Of all its files.
+            seconds: That it took.
+            waited: Of these, how long updates were kept waiting.
+        """
+        rate = show_bytes(round(num_bytes / max(seconds, 1e-9)))
+        say(
+            f"saved {path} ({show_bytes(num_bytes)} in {seconds:.1f} s, {rate}/s; training waited "
+            f"{waited:.1f} s)",
+            self._console,
+        )
 
     def close(self) -> None:
         """Stop drawing; a second call does nothing."""

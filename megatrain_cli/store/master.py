@@ -136,9 +136,18 @@ class MasterStore:
                 before, as pageable memory.
         """
         for tile in self.tiles:
-            if tile.linked.numel():
-                name = tile.layout.layer.name
-                self._arena.register(tile.linked, name, "set `store.memory: pageable`")
+            self.register_layer(tile.index)
+
+    def register_layer(self, layer: int) -> None:
+        """Page-lock weights and gradients of one tile in place; `register` does all of them.
+
+        Raises:
+            DeviceError: The driver refused; nothing of any layer is locked any more.
+        """
+        tile = self.tiles[layer]
+        if tile.linked.numel():
+            name = tile.layout.layer.name
+            self._arena.register(tile.linked, name, "set `store.memory: pageable`")
 
     def close(self) -> None:
         """Unlock everything and let go of the memory. The tiles must not be used any more."""

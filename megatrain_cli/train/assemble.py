@@ -27,7 +27,7 @@ from megatrain_cli.pipeline.executor import Executor
 from megatrain_cli.pipeline.gateway import Gateway, chunk_bytes_for
 from megatrain_cli.pipeline.lanes import InlineLanes, Lanes
 from megatrain_cli.pipeline.moves import Moves
-from megatrain_cli.pipeline.ops import Op
+from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.pipeline.schedule import build_schedule
 from megatrain_cli.pipeline.shape import PipelineShape
 from megatrain_cli.pipeline.slabs import SlabPool
@@ -89,6 +89,11 @@ def schedule_of(plan: RunPlan) -> tuple[Op, ...]:
     return build_schedule(_shape(plan))
 
 
+def update_order(plan: RunPlan) -> tuple[int, ...]:
+    """Layers in the order in which a step updates them."""
+    return tuple(dict.fromkeys(op.layer for op in schedule_of(plan) if op.kind is Kind.UPDATE))
+
+
 def assemble(
     loaded: LoadedConfig,
     skeleton: Skeleton,
@@ -105,8 +110,8 @@ def assemble(
         plan: Of a run that fits.
         functions: How layers and head are called.
         console: Hears what the user should know.
-        store: Filled, and locked as planned, to train on in place of a new one. The engine then
-            owns it; where building fails it stays the caller's.
+        store: Filled or being loaded, and locked as planned, to train on in place of a new one. The
+            engine then owns it; where building fails it stays the caller's.
 
     Raises:
         PlanError: The driver refused to page-lock the store, and without that it does not fit.

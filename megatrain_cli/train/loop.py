@@ -1,148 +1,101 @@
-"""A run from its config to its weights on disk; one optimizer step fits on one screen."""
+"""Step after step; one optimizer step fits on one screen."""
 
 import hashlib
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
-import torch
-
-from megatrain_cli.checkpoint.model_folder import check_room, save_model_folder
-from megatrain_cli.config.load import LoadedConfig, dump_config
-from megatrain_cli.errors import DeviceError, NumericsError, PlanError, Stopped
+from megatrain_cli.config.load import LoadedConfig
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.lr import learning_rate
 from megatrain_cli.pipeline.breakdown import breakdown
 from megatrain_cli.pipeline.executor import IssuedStep
-from megatrain_cli.report.console import RunConsole
-from megatrain_cli.report.journal import Journal
+from megatrain_cli.pipeline.lanes import InlineLanes
 from megatrain_cli.report.records import StepRecord
-from megatrain_cli.train.assemble import DTYPES, Engine, assemble, check_examples, prepare
-from megatrain_cli.train.folder import RunFolder
-from megatrain_cli.train.rows import RowSource, StepRows, TrainingRows, load_rows
-from megatrain_cli.train.step import StepUpdate
-from megatrain_cli.train.stop import StopRequest
-from megatrain_cli.train.warm_up import warm_up
-
-# Share of padding beyond which a compiled run says so: each token then costs more than twice.
-NOTED_PADDING = 0.5
-
-
-def train(loaded: LoadedConfig, console: RunConsole) -> None:
-    """Train, and write the weights at the end.
-
-    Raises:
-        Stopped: A signal asked for it; the step was finished and the weights were written.
-        NumericsError: A loss or gradient was not finite; the last good weights were written.
-    """
-    config = loaded.config
-    with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(Path(config.train.output_dir)))
-        skeleton, plan = prepare(loaded)
-        if plan.shortfalls:  # before any data is read
-            raise PlanError("\n".join(plan.shortfalls))
-        rows = load_rows(config, plan.decisions)
-        check_examples(rows.examples, skeleton, Path(config.model.path))
-        _show_rows(rows, console)
-        with _device_errors(config.train.micro_batch_size):
-            plan, functions = warm_up(config, skeleton, plan, rows.longest, console)
-        rows = rows.planned(plan.decisions)
-        if plan.shortfalls:  # measured, it may need more than it seemed
-            raise PlanError("\n".join(plan.shortfalls))
-        console.plan(plan)
-        if plan.decisions.compiled and rows.padding > NOTED_PADDING:
-            console.note(
-                f"{rows.padding:.0%} of the layers' work is on padding: compiled rows all have "
-                f"the length of the longest, {plan.decisions.max_length} tokens. A lower "
-                "`data.max_length`, or `pipeline.compile: false`, may be faster."
-            )
-        width = DTYPES[config.model.dtype].itemsize
-        check_room(folder.path, skeleton.spec.num_parameters * width)
-        with _device_errors(plan.decisions.micro_batch_size):
-            engine = assemble(loaded, skeleton, plan, functions, console)
-        stack.callback(engine.close)
-        folder.write_config(dump_config(config))
-        journal = stack.enter_context(Journal(folder.metrics))
-        run = Run(loaded, engine, rows)
-        stop = stack.enter_context(StopRequest())
-        done = 0
-        try:
-            with _device_errors(plan.decisions.micro_batch_size):
-                for done, record in enumerate(run.steps(), start=1):
-                    journal.write(record)
-                    if done % config.logging.log_steps == 0 or done == rows.total_steps:
-                        console.step(record, rows.total_steps)
-                    if stop.signal_name is not None:
-                        break
-                engine.lanes.drain()
-        except NumericsError as refused:
-            if done and run.whole:
-                try:
-                    _save(engine, folder, done, Path(config.model.path), console)
-                except NumericsError as not_written:
-                    raise NumericsError(f"{refused} {not_written}") from refused
-            raise
-        _save(engine, folder, done, Path(config.model.path), console)
-        if done < rows.total_steps:
-            raise Stopped(
-                f"Stopped by {stop.signal_name} after step {done} of {rows.total_steps}; the "
-                f"weights are in {folder.checkpoint(done)}."
-            )
+from megatrain_cli.train.assemble import Engine
+from megatrain_cli.train.position import START, Position
+from megatrain_cli.train.rows import RowSource, StepRows
+from megatrain_cli.train.step import StepUpdate, UpdateStop
 
 
 class Run:
-    """One run's steps, each a pure function of the step's number and the store."""
+    """One run's steps, each a pure function of the step's number and the store.
 
-    def __init__(self, loaded: LoadedConfig, engine: Engine, rows: RowSource) -> None:
+    Attributes:
+        landed: The last step whose gradients have all landed: what is left of its update could be
+            made later from what the tiles hold. None before the first.
+
+    Args:
+        loaded: The config in force.
+        engine: What computes.
+        rows: What it learns from.
+        start: Where this process goes on.
+        stop: May leave the rest of an update undone; the run ends with that step then.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        engine: Engine,
+        rows: RowSource,
+        *,
+        start: Position = START,
+        stop: UpdateStop | None = None,
+    ) -> None:
         self._config, self._engine, self._rows = loaded.config, engine, rows
-        self._current: StepUpdate | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Whether all layers have had the same number of updates."""
-        return self._current is None or self._current.untouched
+        self._start, self._stop = start, stop or UpdateStop()
+        self.landed: StepUpdate | None = None
 
     def steps(self) -> Iterator[StepRecord]:
         """Run step after step; yields as soon as a step's loss and norm are known.
 
-        Deferred updates of a yielded step are still running then, and the next step's forward
-        starts behind them, layer by layer.
+        Its updates may be running then, and the next step's forward starts behind them, layer by
+        layer.
         """
-        for index in range(self._rows.total_steps):
+        for index in range(self._start.step, self._rows.total_steps):
             began = time.perf_counter()
             rows = self._rows.of_step(index)
             loaded = time.perf_counter()
-            update = self._current = self._update(index)
+            update = self._update(index)
             seed = None
             if self._engine.skeleton.spec.has_dropout:
                 seed = partial(dropout_seed, self._config.train.seed, index)
             with self._engine.functions.no_recompile():
                 issued = self._engine.executor.run_step(rows.micro_batches, update, seed)
             issued.clipped.wait()
+            if self._stop.at is not None and self._stop.at <= index:
+                return  # computed from weights that were left half updated
+            update.landed, self.landed = True, update
             ended = time.perf_counter()
             yield self._record(index, rows, update, issued, began, loaded, ended)
 
+    def scalars(self, step: int, learning_rate: float, grad_scale: float = 1.0) -> AdamStep:
+        """What the optimizer applies in a step, counted from 1."""
+        optimizer = self._config.optimizer
+        return AdamStep(
+            step=step,
+            lr=learning_rate,
+            beta1=optimizer.betas[0],
+            beta2=optimizer.betas[1],
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            grad_scale=grad_scale,
+            seed=self._config.train.seed,
+        )
+
     def _update(self, index: int) -> StepUpdate:
-        optimizer, train = self._config.optimizer, self._config.train
         return StepUpdate(
             step=index + 1,
-            base=AdamStep(
-                step=index + 1,
-                lr=self._learning_rate(index),
-                beta1=optimizer.betas[0],
-                beta2=optimizer.betas[1],
-                eps=optimizer.eps,
-                weight_decay=optimizer.weight_decay,
-                seed=train.seed,
-            ),
-            max_grad_norm=optimizer.max_grad_norm,
+            base=self.scalars(index + 1, self._learning_rate(index)),
+            max_grad_norm=self._config.optimizer.max_grad_norm,
             eager=self._engine.plan.decisions.eager,
             spec=self._engine.skeleton.spec,
             store=self._engine.store,
             updater=self._engine.updater,
+            stop=self._stop,
+            # Without lanes of their own, updates begin when all else of the step has ended.
+            landed=isinstance(self._engine.lanes, InlineLanes),
         )
 
     def _learning_rate(self, index: int) -> float:
@@ -170,7 +123,8 @@ class Run:
         ended: float,
     ) -> StepRecord:
         parts = breakdown(self._engine.executor.take_spans(), began, ended)
-        rows_so_far = index * self._rows.rows_per_step + rows.num_rows
+        steps_here = index - self._start.step
+        rows_so_far = self._start.row + steps_here * self._rows.rows_per_step + rows.num_rows
         return StepRecord(
             step=index + 1,
             loss=update.loss,
@@ -195,32 +149,3 @@ def dropout_seed(seed: int, step: int, layer: int, micro_batch: int) -> int:
     """63 bits that differ for every argument: recompute draws the masks of forward again."""
     key = f"{seed}:{step}:{layer}:{micro_batch}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1
-
-
-def _save(engine: Engine, folder: RunFolder, step: int, source: Path, console: RunConsole) -> None:
-    target = folder.checkpoint(step)
-    console.saved(target, save_model_folder(engine.store, source, target))
-
-
-def _show_rows(rows: TrainingRows, console: RunConsole) -> None:
-    for line in rows.summary.lines():
-        console.note(line)
-    shown = "".join(f"[{text}]" if trained else text for text, trained in rows.example)
-    console.note(f"first row, [trained] in brackets: {shown[:600]}")
-
-
-@contextmanager
-def _device_errors(num_rows: int) -> Iterator[None]:
-    """Turn the device's failures into one clear line.
-
-    Args:
-        num_rows: That pass through a layer at once.
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise DeviceError(
-            f"The GPU ran out of memory with {num_rows} rows in a layer at once: "
-            f"{str(error).splitlines()[0]} Set `pipeline.activations: recompute`, or a smaller "
-            "`train.micro_batch_size`."
-        ) from error

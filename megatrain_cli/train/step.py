@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -16,6 +16,29 @@ from megatrain_cli.optim.crew import WorkSpan
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.store.master import MasterStore
 
+class UpdateStop:
+    """Whether the rest of an update is to be left undone; for all steps of a run.
+
+    Only a step whose gradients have all landed is left half updated: a later run can finish it.
+
+    Attributes:
+        at: The step that was left so; None while there is none.
+
+    Args:
+        wanted: Asked before each layer's update, on the thread of the updates.
+    """
+
+    def __init__(self, wanted: Callable[[], bool] = lambda: False) -> None:
+        self.at: int | None = None
+        self._wanted = wanted
+
+    def stops(self, step: int, *, landed: bool) -> bool:
+        """Whether the next layer of this step must not be updated."""
+        if self.at is None and landed and self._wanted():
+            self.at = step
+        return self.at is not None
+
+
 _ADVICE = "Lower `optimizer.learning_rate`, add warm-up, or look at the rows of this step."
 
 
@@ -26,6 +49,12 @@ class StepUpdate:
         step: The step's number in the run, from 1.
         base: The optimizer's scalars; the clip coefficient joins them in `clip`.
         eager: Layers are updated before the global norm is known.
+        stop: May leave the rest of the layers as they are.
+        landed: Whether all gradients are in their tiles when the first update begins.
+
+    Attributes:
+        step: As given.
+        landed: All gradients are in their tiles, or are when the first update begins.
     """
 
     def __init__(
@@ -38,10 +67,14 @@ class StepUpdate:
         spec: ModelSpec,
         store: MasterStore,
         updater: TileUpdater,
+        stop: UpdateStop | None = None,
+        landed: bool = False,
     ) -> None:
+        self.step, self.landed = step, landed
         self.loss = math.nan
         self.grad_norm = math.nan
-        self._step, self._adam, self._max_norm, self._eager = step, base, max_grad_norm, eager
+        self._stop = stop or UpdateStop()
+        self._adam, self._max_norm, self._eager = base, max_grad_norm, eager
         self._spec, self._store, self._updater = spec, store, updater
         self._updated: set[int] = set()
         self._left: dict[int, int] = {}  # elements of a layer whose update has not ended
@@ -66,11 +99,14 @@ class StepUpdate:
 
     def update(
         self, layer: int, gradient: torch.Tensor, start: int, squared_norm: float
-    ) -> Future[WorkSpan]:
+    ) -> Future[WorkSpan] | None:
         """Start to apply AdamW to a piece of a layer's tile; pieces are worked off in order.
 
         Before a layer's first piece it waits until the tile is loaded and no snapshot needs it.
+        Returns None, and leaves the layer as it is, once the update was stopped.
         """
+        if self._stop.stops(self.step, landed=self.landed and not self._eager):
+            return None
         if not math.isfinite(squared_norm):
             raise self._refuse(f"the gradient of {self._spec.layers[layer].name} is not finite")
         tile = self._store.tiles[layer]
@@ -95,19 +131,19 @@ class StepUpdate:
             self._left[layer] -= numel
             ended = not self._left[layer]
         if ended:
-            self._store.clock.end_update(layer, self._step)
+            self._store.clock.end_update(layer, self.step)
 
     def _blame(self, loss: float) -> tuple[str, str]:
         """Why a loss may not be finite, and what to do; weights are looked at only then."""
         for tile in self._store.tiles:
             if not torch.isfinite(tile.weights).all():
                 reason = f"the loss is {loss}, and {tile.layout.layer.name} has weights that are"
-                advice = _ADVICE if self._step > 1 else "They were read so: get the model again."
+                advice = _ADVICE if self.step > 1 else "They were read so: get the model again."
                 return f"{reason} not finite", advice
         return f"the loss is {loss}", _ADVICE
 
     def _refuse(self, reason: str, advice: str = _ADVICE) -> NumericsError:
-        lead = f"Step {self._step} was refused: {reason}."
+        lead = f"Step {self.step} was refused: {reason}."
         if self._updated:
             return NumericsError(
                 f"{lead} `update: eager` had changed {len(self._updated)} of "
@@ -117,9 +153,9 @@ class StepUpdate:
         return NumericsError(f"{lead} No update was applied. {advice}")
 
     @property
-    def untouched(self) -> bool:
-        """Whether no layer has been changed by this step."""
-        return not self._updated
+    def scalars(self) -> AdamStep:
+        """What the optimizer applies; final once `clip` has returned."""
+        return self._adam
 
 
 def finish_update(store: MasterStore, updater: TileUpdater, step: AdamStep) -> tuple[int, ...]:

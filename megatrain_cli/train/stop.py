@@ -1,26 +1,57 @@
-"""SIGINT and SIGTERM: finish the step, write the weights, leave. The second signal ends at once.
+"""Signals: finish the step, save, leave; or save and go on. The second one ends at once.
 
-The second SIGINT is Python's KeyboardInterrupt, so that the terminal is given back and a folder
-that is half written goes; the second SIGTERM ends the process.
+SIGINT, SIGTERM and SIGHUP ask for the end, SIGUSR1 for a checkpoint. The second SIGINT is Python's
+KeyboardInterrupt, so that the terminal is given back and a folder that is half written goes; after
+the second of any other kind the system ends the process. A signal that was ignored when the run
+began, as SIGHUP is under `nohup`, stays so.
 """
 
+import os
 import signal
+import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """In its block the first signal sets `signal_name`; the former handlers come back after it."""
+    """In its block signals are noted; the former handlers come back after it.
 
-    def __init__(self) -> None:
+    Attributes:
+        signal_name: Of the first signal that asked for the end; None without one.
+        number: Its number; 0 without one.
+        save_wanted: A checkpoint was asked for; whoever makes it sets it back.
+
+    Args:
+        nothing_to_save: Whether the run has changed nothing yet: the first signal then ends the
+            process at once.
+        clock: Seconds from any start.
+    """
+
+    def __init__(
+        self,
+        nothing_to_save: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.signal_name: str | None = None
+        self.number = 0
+        self.save_wanted = False
+        self._nothing_to_save, self._clock = nothing_to_save, clock
+        self._noted_at = 0.0
         self._before: dict[int, object] = {}
 
+    @property
+    def seconds(self) -> float:
+        """Since the signal that asked for the end."""
+        return self._clock() - self._noted_at
+
     def __enter__(self) -> Self:
-        for number in _SIGNALS:
-            self._before[number] = signal.signal(number, self._note)
+        for number in _ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
+        self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._ask_for_save)
         return self
 
     def __exit__(
@@ -34,6 +65,18 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self.signal_name = signal.Signals(number).name
+        name = signal.Signals(number).name
+        if self._nothing_to_save():
+            # No handler may wait for a lock, and unwinding would: threads are loading.
+            os.write(2, f"Stopped by {name} before anything had changed.\n".encode())
+            os._exit(128 + number)
+        self._noted_at, self.number = self._clock(), number
+        self.signal_name = name
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for other in (signal.SIGTERM, signal.SIGHUP):
+            if other in self._before:
+                signal.signal(other, signal.SIG_DFL)
+
+    def _ask_for_save(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.save_wanted = True

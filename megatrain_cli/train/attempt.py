@@ -1,0 +1,329 @@
+"""One attempt of a run, new or resumed: its live parts, its steps, and what follows a failure."""
+
+import faulthandler
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.load import LazyLoader
+from megatrain_cli.checkpoint.save import Retention, Saver
+from megatrain_cli.checkpoint.write import FileWriter
+from megatrain_cli.config.load import LoadedConfig, dump_config
+from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.errors import (
+    CorruptError,
+    DeviceError,
+    DiskFullError,
+    HangError,
+    LockedError,
+    MegatrainError,
+    Stopped,
+    StoppedUnsaved,
+)
+from megatrain_cli.plan.checkpoints import IO_CHUNKS
+from megatrain_cli.report.console import RunConsole
+from megatrain_cli.report.journal import Journal
+from megatrain_cli.report.records import StepRecord
+from megatrain_cli.store.master import MasterStore
+from megatrain_cli.train.assemble import Engine, assemble, update_order
+from megatrain_cli.train.facts import run_facts
+from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.loop import Run
+from megatrain_cli.train.preparation import Prepared, device_errors, prepare_attempt
+from megatrain_cli.train.rescue import Rescue
+from megatrain_cli.train.resume import Resumption
+from megatrain_cli.train.saving import Saving
+from megatrain_cli.train.step import StepUpdate, UpdateStop, finish_update
+from megatrain_cli.train.stop import StopRequest
+from megatrain_cli.train.watchdog import HANG_SECONDS, Watchdog
+from megatrain_cli.units import show_bytes
+
+
+class DamagedCheckpoint(Exception):  # noqa: N818  told to whoever chose the checkpoint
+    """A checkpoint was found to be damaged while it was loaded; nothing has changed yet."""
+
+    def __init__(self, folder: Path, reason: CorruptError) -> None:
+        self.folder, self.reason = folder, reason
+        super().__init__(str(reason))
+
+
+class LockRefused(Exception):  # noqa: N818  told to whoever can plan without it
+    """The driver refused to page-lock a layer of a store that is being loaded."""
+
+
+class Attempt:
+    """From a config and a folder to the last checkpoint.
+
+    Args:
+        loaded: The config in force.
+        recorded: The config to be written down.
+        folder: Of the run; its lock is held.
+        console: Hears what a person should know.
+        stack: Ends all that lives.
+        resumption: Where the run goes on; None for a new one.
+        force: Go on from weights that are not finite.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        recorded: TrainConfig,
+        folder: RunFolder,
+        console: RunConsole,
+        stack: ExitStack,
+        *,
+        resumption: Resumption | None = None,
+        force: bool = False,
+    ) -> None:
+        self._loaded, self._recorded = loaded, recorded
+        self._folder, self._console, self._stack = folder, console, stack
+        self._resumption, self._force = resumption, force
+        self._made = prepare_attempt(loaded, recorded, folder, resumption, console)
+        self._loader: LazyLoader | None = None
+        with device_errors(self._made.plan.decisions.micro_batch_size):
+            self._engine = self._assemble()
+        # Set once the folder is this attempt's and all is loaded: only then is there anything to
+        # lose. A signal handler reads it, so no lock guards it.
+        self._rescue: Rescue | None = None
+
+    def run(self) -> None:
+        """Make all steps, and save.
+
+        Raises:
+            DamagedCheckpoint: What was being loaded is not what was saved.
+            LockRefused: What was being loaded cannot be page-locked.
+            Stopped: A signal asked for it.
+            MegatrainError: Something failed; what could be saved is.
+        """
+        stop = self._stack.enter_context(StopRequest(lambda: self._rescue is None))
+        early = self._loaded.config.checkpoint.include_gradients
+        update_stop = UpdateStop(lambda: early and stop.signal_name is not None)
+        rows = self._made.rows
+        run = Run(self._loaded, self._engine, rows, start=rows.start, stop=update_stop)
+        watchdog = self._stack.enter_context(Watchdog(self._progress, self._leave_hung))
+        try:
+            with device_errors(self._engine.plan.decisions.micro_batch_size):
+                done = self._make_steps(run, stop, watchdog)
+                self._engine.lanes.drain()
+            self._end(done, stop, run.landed if update_stop.at is not None else None)
+        except (Stopped, LockedError, DiskFullError):
+            raise  # saved, or not ours to save, or not to be saved
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _make_steps(self, run: Run, stop: StopRequest, watchdog: Watchdog) -> int:
+        """Step after step, until the last or a signal; the number of the last one made."""
+        config, total = self._loaded.config, self._made.rows.total_steps
+        done = self._made.rows.start.step
+        rescue: Rescue | None = None
+        if self._resumption is None or done >= total or self._has_update_left:
+            rescue = self._begin(run)
+        steps = run.steps()
+        while stop.signal_name is None:
+            with watchdog.watching():
+                record = next(steps, None)
+            if record is None:
+                break
+            rescue = rescue or self._begin(run)
+            self._journal.write(record)
+            done = record.step
+            rescue.landed = run.landed
+            if done % config.logging.log_steps == 0 or done == total:
+                self._console.step(record, total)
+            asked, stop.save_wanted = stop.save_wanted, False
+            rescue.saving.after_step(done, record.loss, asked=asked)
+        return done
+
+    def _begin(self, run: Run) -> Rescue:
+        """Make the folder this attempt's, once all is loaded and nothing can refuse it any more."""
+        made, folder = self._made, self._folder
+        parent, losses = None, ()
+        if self._resumption is not None:
+            assert self._loader is not None
+            report = self._loader.wait()
+            rate = show_bytes(round(report.num_bytes / max(report.seconds, 1e-9)))
+            self._console.note(
+                f"loaded {show_bytes(report.num_bytes)} in {report.seconds:.1f} s, {rate}/s; every "
+                "byte was verified"
+            )
+            for line in self._resumption.go_on():
+                self._console.note(line)
+            manifest = self._resumption.checkpoint.manifest
+            parent, losses = manifest.id, manifest.losses_tail
+        facts = run_facts(
+            self._loaded.config,
+            made.skeleton,
+            self._engine.plan,
+            made.rows,
+            data=made.data,
+            model=made.model,
+            run_id=folder.run_id,
+            attempt=folder.attempt,
+            changes=made.lineage,
+        )
+        folder.write_config(dump_config(self._recorded))
+        self._journal = self._stack.enter_context(Journal(folder.metrics))
+        checkpoint = self._loaded.config.checkpoint
+        saving = Saving(
+            self._make_saver(), facts, made.aux, checkpoint, folder, self._console, parent
+        )
+        saving.losses.extend(float.fromhex(loss) for loss in losses)
+        if not self._has_update_left:
+            saving.saved_step = None if parent is None else made.rows.start.step
+        self._rescue = rescue = Rescue(self._engine.store.clock, saving)
+        if self._has_update_left:
+            self._finish_update(run)
+        return rescue
+
+    @property
+    def _has_update_left(self) -> bool:
+        return (
+            self._resumption is not None
+            and self._resumption.checkpoint.manifest.pending is not None
+        )
+
+    def _finish_update(self, run: Run) -> None:
+        """Make the rest of the update that the checkpoint was made in the middle of."""
+        assert self._resumption is not None
+        pending = self._resumption.checkpoint.manifest.pending
+        assert pending is not None
+        scalars = run.scalars(
+            pending.step,
+            float.fromhex(pending.learning_rate),
+            float.fromhex(pending.grad_scale),
+        )
+        layers = finish_update(self._engine.store, self._engine.updater, scalars)
+        self._console.note(f"finished the update of step {pending.step} in {len(layers)} layers")
+
+    def _end(self, done: int, stop: StopRequest, left: StepUpdate | None) -> None:
+        """Save what the steps have made, and say why there are no more."""
+        assert self._rescue is not None
+        saving, total = self._rescue.saving, self._made.rows.total_steps
+        grace = self._loaded.config.checkpoint.grace_seconds - stop.seconds
+        if stop.number == signal.SIGTERM and saving.would_take_longer(done, grace):
+            raise StoppedUnsaved(
+                f"Stopped by SIGTERM after step {done} of {total}. A save takes about "
+                f"{saving.last_seconds:.0f} s and {max(grace, 0):.0f} s were left of "
+                f"`checkpoint.grace_seconds`, so none was begun; step {saving.saved_step} is saved.",
+                stop.number,
+            )
+        saving.finish(done, left)
+        if left is not None or done < total:
+            where = self._folder.path
+            how = "in the middle of its update" if left is not None else f"of {total}"
+            raise Stopped(
+                f"Stopped by {stop.signal_name} after step {done} {how}; all is saved. Go on with "
+                f"`megatrain resume {where}`."
+            )
+
+    def _fail(self, error: Exception) -> None:
+        """Save what can be saved after a failure, and say so in it.
+
+        Raises:
+            DamagedCheckpoint: The failure is that of loading.
+            LockRefused: So is this one.
+        """
+        if self._rescue is None:
+            if self._resumption is not None and not self._engine.store.clock.loaded:
+                if isinstance(error, CorruptError):
+                    raise DamagedCheckpoint(self._resumption.checkpoint.folder, error) from error
+                if isinstance(error, DeviceError) and self._lock_refused is error:
+                    raise LockRefused(str(error)) from error
+            return
+        self._engine.lanes.halt()
+        said = self._rescue.save()
+        if isinstance(error, MegatrainError):
+            error.args = (f"{error} {said}",)
+        else:
+            self._console.note(said)
+        if isinstance(error, DeviceError) and self._engine.plan.machine.has_cuda:
+            # Every call to a device that has failed fails again. The process ends next.
+            self._stack.pop_all()
+
+    def _progress(self) -> tuple[int, int]:
+        loaded = 0 if self._loader is None else self._loader.num_bytes
+        return self._engine.lanes.num_ended, loaded
+
+    def _leave_hung(self) -> None:
+        """End a process whose main thread will never come back. Runs on the watchdog's thread."""
+        faulthandler.dump_traceback(all_threads=True)
+        error = HangError(f"Nothing has ended for {HANG_SECONDS:.0f} s: a copy or a thread hangs.")
+        said = []
+        if self._rescue is not None:
+            self._engine.store.clock.refuse_updates(error)
+            saver = threading.Thread(target=lambda: said.append(self._rescue.save()), daemon=True)
+            saver.start()
+            saver.join(HANG_SECONDS)
+        self._console.note(" ".join([str(error), *said]))
+        os._exit(error.exit_code)
+
+    def _assemble(self) -> Engine:
+        """The engine; the store of a resumed run is being loaded from now on."""
+        made = self._made
+        if self._resumption is None:
+            engine = assemble(
+                self._loaded, made.skeleton, made.plan, made.functions, self._console
+            )
+            self._stack.callback(engine.close)
+            return engine
+        store = MasterStore(made.skeleton.layouts, made.plan.decisions.tile_format)
+        with ExitStack() as building:
+            building.callback(store.close)
+            self._loader = LazyLoader(
+                self._resumption.checkpoint,
+                store,
+                fs=FileSystem(),
+                update_order=update_order(made.plan),
+                threads=IO_CHUNKS,
+                before_layer=self._page_lock(store) if made.plan.decisions.pin_store else None,
+                finite=not self._force,
+            )
+            building.callback(self._loader.close)
+            self._loader.start()
+            engine = assemble(
+                self._loaded, made.skeleton, made.plan, made.functions, self._console, store
+            )
+            building.pop_all()
+        self._stack.callback(engine.close)
+        self._stack.callback(self._loader.close)
+        return engine
+
+    def _page_lock(self, store: MasterStore) -> Callable[[int], None]:
+        device = torch.device(self._made.plan.machine.device)
+
+        def lock(layer: int) -> None:
+            torch.cuda.set_device(device)  # of this thread
+            try:
+                store.register_layer(layer)
+            except DeviceError as error:
+                self._lock_refused = error
+                raise
+
+        return lock
+
+    def _make_saver(self) -> Saver:
+        checkpoint, fs = self._loaded.config.checkpoint, FileSystem()
+        saver = Saver(
+            self._engine.store,
+            self._folder.checkpoints,
+            update_order(self._made.plan),
+            fs=fs,
+            writer=FileWriter(fs),
+            pool_bytes=self._engine.plan.decisions.pool_bytes,
+            threads=IO_CHUNKS,
+            paranoid=checkpoint.paranoid,
+            retention=Retention(
+                self._folder.path, checkpoint.keep_last, checkpoint.keep_every_steps
+            ),
+            atomic_rename=self._made.storage.atomic_rename,
+            before_publish=self._folder.lock.check,
+        )
+        self._stack.callback(saver.close)
+        return saver

@@ -1,0 +1,169 @@
+"""All that is settled before a run's memory is taken: plan, rows, kernels, room on the disk."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import JsonValue
+
+from megatrain_cli.checkpoint.facts import DataFacts, ModelFacts
+from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.model_files import model_files
+from megatrain_cli.checkpoint.remove import remove_leftovers
+from megatrain_cli.checkpoint.storage import StorageFacts, check_storage
+from megatrain_cli.config.load import LoadedConfig, dump_config
+from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.errors import DeviceError, PlanError
+from megatrain_cli.model.functions import Functions
+from megatrain_cli.model.skeleton import Skeleton
+from megatrain_cli.plan.plan import RunPlan
+from megatrain_cli.report.console import RunConsole
+from megatrain_cli.train.assemble import DTYPES, check_examples, prepare
+from megatrain_cli.train.data_facts import check_data, data_facts
+from megatrain_cli.train.facts import check_dtypes, check_model, dtypes_of, model_facts
+from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.numerics import differences, not_bit_exact, numerics_of
+from megatrain_cli.train.position import START
+from megatrain_cli.train.resume import SAVED_CONFIG, Resumption
+from megatrain_cli.train.rows import TrainingRows, load_rows
+from megatrain_cli.train.warm_up import warm_up
+from megatrain_cli.units import show_bytes
+
+SAVED_PLAN = "training/plan.json"
+"""The plan in force, as a file of each checkpoint."""
+
+# Share of padding beyond which a compiled run says so: each token then costs more than twice.
+NOTED_PADDING = 0.5
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What an attempt is made of.
+
+    Attributes:
+        aux: Files that go into each checkpoint beside its shards, by name.
+        lineage: Config changes of all attempts, this one's included.
+    """
+
+    skeleton: Skeleton
+    plan: RunPlan
+    functions: Functions
+    rows: TrainingRows
+    data: DataFacts
+    model: ModelFacts
+    storage: StorageFacts
+    aux: Mapping[str, bytes]
+    lineage: tuple[dict[str, JsonValue], ...]
+
+
+def prepare_attempt(
+    loaded: LoadedConfig,
+    recorded: TrainConfig,
+    folder: RunFolder,
+    resumption: Resumption | None,
+    console: RunConsole,
+) -> Prepared:
+    """Read the data, settle the kernels, plan, and look at the disk.
+
+    Args:
+        loaded: The config in force.
+        recorded: The config to be written down.
+        folder: Of the run; its lock is held.
+        resumption: Where the run goes on; None for a new one.
+        console: Hears what a person should know.
+
+    Raises:
+        PlanError: It does not fit.
+        StorageError: The disk cannot take a checkpoint.
+        IncompatibleError: Model or data are not those of the checkpoint.
+    """
+    config, fs = loaded.config, FileSystem()
+    skeleton, plan = prepare(loaded)
+    _refuse_what_does_not_fit(plan)  # before any data is read
+    start = START if resumption is None else resumption.position
+    rows = load_rows(config, plan.decisions, start)
+    check_examples(rows.examples, skeleton, Path(config.model.path))
+    _show_rows(rows, console)
+    data = data_facts(config, rows)
+    source = Path(config.model.path)
+    model = model_facts(skeleton, (source / "config.json").read_bytes())
+    lineage = ()
+    if resumption is not None:
+        lineage = _check_resumption(resumption, data, model, plan)
+    with device_errors(config.train.micro_batch_size):
+        plan, functions = warm_up(config, skeleton, plan, rows.longest, console)
+    _refuse_what_does_not_fit(plan)  # measured, it may need more than it seemed
+    rows = rows.planned(plan.decisions)
+    console.plan(plan)
+    _note_padding(plan, rows, console)
+    if resumption is not None:
+        saved = resumption.checkpoint.manifest.numerics
+        line = not_bit_exact(differences(saved, numerics_of(skeleton, plan)))
+        if line is not None:
+            console.note(line)
+    storage = check_storage(fs, folder.checkpoints, plan.checkpoint_bytes)
+    for name in remove_leftovers(fs, folder.checkpoints):
+        console.note(f"removed {name}, which a save that was cut short had left")
+    if storage.free_bytes < plan.folder_bytes:
+        console.note(
+            f"{folder.checkpoints} has {show_bytes(storage.free_bytes)} free, and all checkpoints "
+            f"that are kept at once will need up to {show_bytes(plan.folder_bytes)}."
+        )
+    aux = {
+        **model_files(source, DTYPES[config.model.dtype]),
+        SAVED_CONFIG: dump_config(recorded).encode(),
+        SAVED_PLAN: json.dumps(plan.to_json(), indent=2).encode() + b"\n",
+    }
+    return Prepared(skeleton, plan, functions, rows, data, model, storage, aux, lineage)
+
+
+@contextmanager
+def device_errors(num_rows: int) -> Iterator[None]:
+    """Turn the device's lack of memory into one clear line.
+
+    Args:
+        num_rows: That pass through a layer at once.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            f"The GPU ran out of memory with {num_rows} rows in a layer at once: "
+            f"{str(error).splitlines()[0]} Set `pipeline.activations: recompute`, or a smaller "
+            "`train.micro_batch_size`."
+        ) from error
+
+
+def _check_resumption(
+    resumption: Resumption, data: DataFacts, model: ModelFacts, plan: RunPlan
+) -> tuple[dict[str, JsonValue], ...]:
+    """Refuse what is not the checkpoint's; the lineage with what was allowed to change."""
+    manifest = resumption.checkpoint.manifest
+    check_model(manifest.model, model)
+    check_dtypes(manifest.dtypes, dtypes_of(plan.decisions))
+    changed = check_data(manifest.data, data, resumption.config.allowed, resumption.position.step)
+    return (*resumption.lineage, *changed)
+
+
+def _refuse_what_does_not_fit(plan: RunPlan) -> None:
+    if plan.shortfalls:
+        raise PlanError("\n".join(plan.shortfalls))
+
+
+def _show_rows(rows: TrainingRows, console: RunConsole) -> None:
+    for line in rows.summary.lines():
+        console.note(line)
+    shown = "".join(f"[{text}]" if trained else text for text, trained in rows.example)
+    console.note(f"first row, [trained] in brackets: {shown[:600]}")
+
+
+def _note_padding(plan: RunPlan, rows: TrainingRows, console: RunConsole) -> None:
+    if plan.decisions.compiled and rows.padding > NOTED_PADDING:
+        console.note(
+            f"{rows.padding:.0%} of the layers' work is on padding: compiled rows all have "
+            f"the length of the longest, {plan.decisions.max_length} tokens. A lower "
+            "`data.max_length`, or `pipeline.compile: false`, may be faster."
+        )

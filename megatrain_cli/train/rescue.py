@@ -1,0 +1,52 @@
+"""Saving what can be saved when a run has failed: the state is in host RAM, whatever the GPU does.
+
+No call of this module asks the device for anything.
+"""
+
+from dataclasses import dataclass
+
+from megatrain_cli.errors import MegatrainError, MixedStateError
+from megatrain_cli.store.clock import TileClock
+from megatrain_cli.train.saving import Saving
+from megatrain_cli.train.step import StepUpdate
+
+
+@dataclass
+class Rescue:
+    """The last whole state of a run.
+
+    Attributes:
+        clock: Of the store.
+        saving: Writes it.
+        landed: The last step whose gradients have all landed; None before the first.
+    """
+
+    clock: TileClock
+    saving: Saving
+    landed: StepUpdate | None = None
+
+    def save(self) -> str:
+        """Save the last complete step, or the one whose update was under way; say what was done.
+
+        No update may be under way any more. Whatever cannot be saved is said, and not raised: the
+        failure that led here is what matters.
+        """
+        if not self.clock.loaded:
+            return "Nothing had changed since the checkpoint that the run resumed from."
+        self.clock.settle()
+        steps = self.clock.steps
+        step = max(steps)
+        left = None
+        if min(steps) != step:
+            left = self.landed
+        elif self.landed is not None and self.landed.step == step + 1:
+            left = self.landed  # no layer has had it yet
+        try:
+            self.saving.finish(step, left)
+        except MixedStateError as error:
+            return f"The state in memory was not saved: {error}"
+        except MegatrainError as error:
+            return f"The state after step {step} could not be saved: {error}"
+        if left is not None:
+            return f"Step {left.step} was saved in the middle of its update; `resume` finishes it."
+        return f"The state after step {step} is saved."

@@ -1,0 +1,178 @@
+"""When a run saves, and what follows where that fails."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from megatrain_cli.checkpoint.facts import Pending
+from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.names import CHECKPOINTS
+from megatrain_cli.checkpoint.remove import remove_checkpoint
+from megatrain_cli.checkpoint.resolve import candidates
+from megatrain_cli.checkpoint.save import SaveReport, Saver, Snapshot
+from megatrain_cli.config.schema import CheckpointSection
+from megatrain_cli.errors import DiskFullError, StorageError
+from megatrain_cli.report.console import RunConsole
+from megatrain_cli.train.facts import LOSSES_KEPT, RunFacts
+from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.step import StepUpdate
+
+# Saves in a row that may fail with `on_error: warn`.
+_MAY_FAIL = 2
+
+
+@dataclass
+class Saving:
+    """Begins saves, hears how they ended, and knows what is saved.
+
+    Attributes:
+        saver: Writes; closed by its owner.
+        facts: Of the attempt.
+        aux: Files that go into each checkpoint.
+        config: `checkpoint` of the run.
+        folder: Whose lock is checked before a save begins.
+        console: Hears of each checkpoint.
+        parent: Id of the newest checkpoint that the state descends from.
+        saved_step: Its step; None where there is none.
+        losses: Of the last steps.
+        last_seconds: How long the last save took; None before the first.
+    """
+
+    saver: Saver
+    facts: RunFacts
+    aux: Mapping[str, bytes]
+    config: CheckpointSection
+    folder: RunFolder
+    console: RunConsole
+    parent: str | None = None
+    saved_step: int | None = None
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
+    last_seconds: float | None = None
+    _wanted: bool = False
+    _failed_in_a_row: int = 0
+    _merged: int = 0
+
+    def after_step(self, step: int, loss: float, *, asked: bool = False) -> None:
+        """Save if it is time, and pass on what has ended; to be called once a step, in order.
+
+        Args:
+            step: Completed, or about to be: its updates may be under way.
+            loss: Of the step.
+            asked: A checkpoint is wanted whatever the interval.
+
+        Raises:
+            StorageError: A save failed, and the config says to stop.
+            NumericsError: A weight is not finite.
+        """
+        self.losses.append(loss)
+        self._hear(self.saver.poll)
+        every = self.config.save_steps
+        if asked or (every is not None and step % every == 0):
+            self._wanted = True
+        if not self._wanted:
+            return
+        if self.saver.in_flight:
+            self._merged += 1
+            if self._merged == 1:
+                self.console.note(
+                    f"the save of step {step} waits for the one that is being written. A larger "
+                    "`checkpoint.save_steps`, or a faster disk, would keep training from waiting."
+                )
+            return
+        self._begin(step)
+        if not self.config.async_save:
+            self._hear(self.saver.wait)
+
+    def finish(self, step: int, left: StepUpdate | None = None) -> None:
+        """Make sure that the state is saved, and wait for it.
+
+        Args:
+            step: Completed by all layers that `left` does not name.
+            left: An update that some layers have not had.
+
+        Raises:
+            StorageError: The disk refused.
+            NumericsError: A weight is not finite.
+        """
+        if left is not None:
+            self.saver.abandon()  # it may wait for an update that will never come
+        self._hear(self.saver.wait)
+        if left is None and self.saved_step == step:
+            return
+        self._begin(step, left)
+        try:
+            reports = self.saver.wait()
+        except DiskFullError:
+            if self.config.on_disk_full != "prune" or not self._prune():
+                raise
+            self._begin(step, left)
+            reports = self.saver.wait()
+        for report in reports:
+            self._note(report)
+
+    def would_take_longer(self, step: int, seconds: float) -> bool:
+        """Whether saving a step takes longer than that, by the last save of this process.
+
+        Not if the step is saved already, or is being saved, or none was saved yet: then try.
+        """
+        if self.saved_step == step or self.saver.in_flight or self.last_seconds is None:
+            return False
+        return self.last_seconds > seconds
+
+    def _begin(self, step: int, left: StepUpdate | None = None) -> None:
+        self.folder.lock.check()
+        pending = None
+        if left is not None:
+            pending = Pending(
+                step=left.step,
+                learning_rate=float(left.scalars.lr).hex(),
+                grad_scale=float(left.scalars.grad_scale).hex(),
+            )
+        facts = self.facts.at(step, losses=tuple(self.losses), parent=self.parent, pending=pending)
+        self.saver.begin(Snapshot(facts, self.aux))
+        self._wanted = False
+
+    def _hear(self, listen: Callable[[], list[SaveReport]]) -> None:
+        """Note what was saved; do what the config says where a save failed."""
+        try:
+            reports = listen()
+        except DiskFullError as error:
+            if self.config.on_disk_full == "stop":
+                raise
+            if self.config.on_disk_full == "prune":
+                if not self._prune():
+                    raise
+                self._wanted = True
+            self.console.note(f"{error} This save was left out; training goes on.")
+        except StorageError as error:
+            self._failed_in_a_row += 1
+            if self.config.on_error == "stop" or self._failed_in_a_row >= _MAY_FAIL:
+                raise
+            self.console.note(f"{error} Training goes on (`checkpoint.on_error: warn`).")
+        else:
+            for report in reports:
+                self._note(report)
+
+    def _note(self, report: SaveReport) -> None:
+        self._failed_in_a_row = 0
+        self.parent, self.saved_step = report.id, report.step
+        self.last_seconds = report.seconds
+        self.console.saved(
+            report.folder, report.num_bytes, report.seconds, report.stall_seconds
+        )
+        for note in report.notes:
+            self.console.note(note)
+
+    def _prune(self) -> bool:
+        """Remove all checkpoints of this run but the newest; whether there were any."""
+        run_id, fs = self.facts.start.run_id, FileSystem()
+        good = [
+            one
+            for one in candidates(self.folder.path, fs, run_id)
+            if one.problem is None and not one.kept
+        ]
+        for old in good[1:]:
+            remove_checkpoint(fs, old.folder)
+            self.console.note(f"removed {CHECKPOINTS}/{old.folder.name} to make room")
+        return len(good) > 1
+

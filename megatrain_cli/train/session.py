@@ -1,0 +1,75 @@
+"""`train` and `resume`: from a config, or a checkpoint, to a run's last checkpoint."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.resolve import is_run
+from megatrain_cli.config.load import LoadedConfig
+from megatrain_cli.report.console import RunConsole
+from megatrain_cli.train.attempt import Attempt, DamagedCheckpoint, LockRefused
+from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.resume import ResumeRequest, open_resume
+
+
+def train(loaded: LoadedConfig, console: RunConsole) -> None:
+    """Train from the first step to the last; checkpoints are written on the way and at the end.
+
+    Raises:
+        Stopped: A signal asked for it; the step was finished and saved.
+        MegatrainError: Something is wrong or has failed; what could be saved is.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(Path(loaded.config.train.output_dir)))
+        Attempt(loaded, loaded.config, folder, console, stack).run()
+
+
+def resume(request: ResumeRequest, console: RunConsole) -> None:
+    """Go on where a run stopped; a run that has ended says so.
+
+    The tensors of a checkpoint are checked while they are loaded. Where a run was named and its
+    newest checkpoint is found to be damaged then, nothing has changed yet, and the one before it is
+    taken.
+
+    Raises:
+        CorruptError: The checkpoint that was named, or every one of the run, is damaged.
+        MegatrainError: As `train`, and as `open_resume`.
+    """
+    fs = FileSystem()
+    refused: dict[Path, str] = {}
+    pageable = False
+    while True:
+        try:
+            with ExitStack() as stack:
+                resumption = open_resume(request, fs, stack, refused)
+                if resumption.finished is not None:
+                    console.note(f"{request.path}: {resumption.finished}")
+                    return
+                for note in resumption.notes:
+                    console.note(note)
+                loaded, recorded = resumption.config.loaded, resumption.config.recorded
+                if pageable:
+                    loaded = _in_ordinary_memory(loaded)
+                Attempt(
+                    loaded,
+                    recorded,
+                    resumption.folder,
+                    console,
+                    stack,
+                    resumption=resumption,
+                    force=request.force,
+                ).run()
+                return
+        except DamagedCheckpoint as damaged:
+            if not is_run(request.path, fs):
+                raise damaged.reason from None
+            refused[damaged.folder] = str(damaged.reason)
+        except LockRefused as error:
+            console.note(f"{error} Going on with ordinary memory and pinned staging: slower copies.")
+            pageable = True
+
+
+def _in_ordinary_memory(loaded: LoadedConfig) -> LoadedConfig:
+    store = loaded.config.store.model_copy(update={"memory": "pageable"})
+    return replace(loaded, config=loaded.config.model_copy(update={"store": store}))
