@@ -44,6 +44,7 @@ class LazyLoader:
         store: Its tiles hold zeros, or the same model's state; what they hold is overwritten.
         fs: What it is read with.
         update_order: Layers in the order of the first updates.
+        use_order: Layers in the order in which their weights are first used; None is the model's.
         threads: That read.
         chunk_bytes: The most that is read at once; a multiple of 4096.
         window: Chunks that may be read ahead of those that are checked.
@@ -62,6 +63,7 @@ class LazyLoader:
         *,
         fs: FileSystem,
         update_order: Sequence[int],
+        use_order: Sequence[int] | None = None,
         threads: int = 8,
         chunk_bytes: int = 8 * MIB,
         window: int | None = None,
@@ -72,7 +74,7 @@ class LazyLoader:
         self._readers: list[tuple[int, str, PartReader]] = []
         shards = checkpoint.manifest.shards
         targets = match_tiles(shards, store)
-        for layer, kinds in _reading_order(len(shards), update_order):
+        for layer, kinds in _reading_order(use_order or range(len(shards)), update_order):
             for part, target in zip(shards[layer].parts, targets[layer], strict=True):
                 if part.part in kinds:
                     reader = PartReader(
@@ -241,8 +243,8 @@ def _match(shard: Shard, tile: LayerTile) -> list[TilePart]:
 
 
 def _reading_order(
-    num_layers: int, update_order: Sequence[int]
+    use_order: Sequence[int], update_order: Sequence[int]
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Layers, each with the parts to read: all weights in order of use, then all the rest."""
-    weights = [(layer, ("weights",)) for layer in range(num_layers)]
+    weights = [(layer, ("weights",)) for layer in use_order]
     return [*weights, *((layer, ("optim", "grads")) for layer in update_order)]
