@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
-PAGES = (ROOT / "README.md", GUIDE, ARCHITECTURE, BENCHMARKS, PAGE)
+CHECKPOINT_FORMAT = ROOT / "docs" / "checkpoint-format.md"
+PAGES = (ROOT / "README.md", GUIDE, ARCHITECTURE, BENCHMARKS, CHECKPOINT_FORMAT, PAGE)
 
 SOURCES = sorted((ROOT / "megatrain_cli").rglob("*.py"))
 WORDS = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)))

@@ -84,7 +84,7 @@ class Commit:
         """
         try:
             self.remade = ensure_folder(self._fs, self._checkpoints)
-            check_room(self._fs, self._checkpoints, self._num_bytes)
+            check_room(self._fs, self.final, self._num_bytes)
             self._clear_place()
             self._fs.make_folder(self.folder)
             self._begun = True
@@ -189,7 +189,7 @@ def write_checkpoint(
         step: Optimizer steps completed.
         fill: Given the folder to write into; writes all files but the manifest, synced, and returns
             the manifest. Called once more if the disk failed. What it raises besides OSError ends
-            the save.
+            the save. No thread of its may still write when it returns or raises.
         num_bytes: As in `Commit`.
         atomic_rename: As in `Commit`.
 

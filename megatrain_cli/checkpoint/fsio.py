@@ -26,9 +26,11 @@ _RENAME_NOREPLACE = 1
 _WRITE_AND_WAIT = 1 | 2 | 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
+# Offsets are 64 bits wide; without this ctypes would pass 32.
 if hasattr(_libc, "sync_file_range"):
-    # Offsets are 64 bits wide; without this ctypes would pass 32.
     _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+if hasattr(_libc, "fallocate"):
+    _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
 class FileSystem:
@@ -58,12 +60,13 @@ class FileSystem:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~_DIRECT)
 
     def allocate(self, fd: int, num_bytes: int) -> None:
-        """Reserve a file's room, so that a full disk is met here; nothing where unsupported."""
-        try:
-            os.posix_fallocate(fd, 0, num_bytes)
-        except OSError as error:
-            if error.errno not in _NOT_SUPPORTED:
-                raise
+        """Reserve a file's room, so that a full disk is met here; nothing where unsupported.
+
+        Not by `posix_fallocate`: where the file system cannot, that writes a byte into each block,
+        and so fills the page cache with the whole file.
+        """
+        if hasattr(_libc, "fallocate"):
+            _raise_unless_unsupported(_libc.fallocate(fd, 0, 0, num_bytes))
 
     def write(self, fd: int, buffer: memoryview, offset: int) -> int:
         """Write at `offset`; returns how many bytes were taken, maybe fewer than given."""
@@ -92,10 +95,7 @@ class FileSystem:
         would not.
         """
         if hasattr(_libc, "sync_file_range"):
-            failed = _libc.sync_file_range(fd, offset, num_bytes, _WRITE_AND_WAIT)
-            code = ctypes.get_errno()
-            if failed and code not in _NOT_SUPPORTED:
-                raise OSError(code, os.strerror(code))
+            _raise_unless_unsupported(_libc.sync_file_range(fd, offset, num_bytes, _WRITE_AND_WAIT))
         os.posix_fadvise(fd, offset, num_bytes, os.POSIX_FADV_DONTNEED)
 
     def sync_folder(self, path: Path) -> None:
@@ -187,6 +187,12 @@ class FileSystem:
     def read(self, fd: int, buffer: memoryview, offset: int) -> int:
         """Fill a writable buffer from `offset`; returns how many bytes came, 0 at the end."""
         return os.preadv(fd, [buffer], offset)
+
+
+def _raise_unless_unsupported(failed: int) -> None:
+    code = ctypes.get_errno()
+    if failed and code not in _NOT_SUPPORTED:
+        raise OSError(code, os.strerror(code))
 
 
 def _rename_noreplace(source: Path, target: Path) -> int:

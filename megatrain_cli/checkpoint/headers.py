@@ -126,6 +126,8 @@ def parse_header(raw: bytes, file_size: int, what: str) -> Header:
         CorruptError: It is no header, or describes another file than one of this size.
     """
     data_start = header_bytes(raw, file_size, what)
+    if len(raw) < data_start:
+        raise CorruptError(f"{what}: truncated: {len(raw)} bytes of a header of {data_start}")
     values, metadata = _read_json(raw[_LENGTH_BYTES:data_start], what)
     places = [_place(what, name, value) for name, value in values.items()]
     places.sort(key=lambda place: (place.start, place.end))

@@ -42,11 +42,11 @@ class Format(Record):
         optional_features: For information.
     """
 
-    name: str = FORMAT_NAME
-    major: int = MAJOR
-    minor: int = MINOR
-    required_features: tuple[str, ...] = ()
-    optional_features: tuple[str, ...] = ()
+    name: str
+    major: int
+    minor: int
+    required_features: tuple[str, ...]
+    optional_features: tuple[str, ...]
 
 
 class Created(Record):
@@ -89,12 +89,18 @@ class Manifest(Facts):
         Raises:
             ValueError: The parts do not make a whole checkpoint.
         """
-        features = ("grads",) if any(shard.has_grads for shard in shards) else ()
+        about = Format(
+            name=FORMAT_NAME,
+            major=MAJOR,
+            minor=MINOR,
+            required_features=("grads",) if any(shard.has_grads for shard in shards) else (),
+            optional_features=(),
+        )
         files = _files(shards, aux)
         return cls.model_validate(
             dict(facts)
             | {
-                "format": Format(required_features=features),
+                "format": about,
                 "save_id": save_id,
                 "created": created,
                 "shards": tuple(shards),
@@ -129,12 +135,16 @@ class Manifest(Facts):
 
     def to_bytes(self) -> bytes:
         """The file's bytes: canonical JSON, the same for equal manifests."""
-        return canonical(self.model_dump() | {_HASH: self.id.removeprefix("sha256:")})
+        return canonical(self._body() | {_HASH: self.id.removeprefix("sha256:")})
 
     @cached_property
     def id(self) -> str:
         """`sha256:` and the hash over the manifest, which is the checkpoint's identity."""
-        return f"sha256:{hashlib.sha256(canonical(self.model_dump())).hexdigest()}"
+        return f"sha256:{hashlib.sha256(canonical(self._body())).hexdigest()}"
+
+    def _body(self) -> dict[str, JsonValue]:
+        # Without what was not there: a file of another minor version keeps its id when read.
+        return self.model_dump(exclude_unset=True)
 
     @property
     def parts(self) -> Iterator[Part]:

@@ -140,9 +140,11 @@ def resolve(
 
 
 def _about_hint(found: Sequence[Candidate], chosen: Candidate) -> tuple[str, ...]:
-    if chosen.hinted or not any(one.hinted and one.problem is None for one in found):
+    hinted = next((one for one in found if one.hinted), chosen)
+    if hinted is chosen:
         return ()
-    return (f"{LATEST} names an older checkpoint than {chosen.folder.name}; it is only a hint.",)
+    newest = f"the newest whole checkpoint is {chosen.folder.name}"
+    return (f"{LATEST} names {hinted.folder.name}; {newest}, so that hint is ignored.",)
 
 
 def _look_at(

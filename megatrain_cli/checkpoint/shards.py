@@ -49,8 +49,6 @@ class Part(Record):
             raise ValueError(f"{self.file} cannot hold {self.part}")
         if self.data_start % ALIGNMENT or not 0 < self.data_start <= _MAX_DATA_START:
             raise ValueError(f"{self.file}: the payload cannot begin at {self.data_start}")
-        if len(self.tensors) > MAX_TENSORS:
-            raise ValueError(f"{self.file}: more than {MAX_TENSORS} tensors")
         check_places(self.tensors, self.bytes - self.data_start)
         return self
 

@@ -91,6 +91,7 @@ def tidy(checkpoints: Path) -> None:
 def test_a_fault_at_any_operation_leaves_what_was_saved_and_removes_the_rest(
     code: int, tmp_path: Path
 ) -> None:
+    succeeded = False
     for index in range(1000):
         checkpoints = start(tmp_path / str(index))
         fs = FaultyFileSystem(code, index)
@@ -122,6 +123,7 @@ def test_a_passing_fault_is_met_by_writing_all_once_more_and_a_lasting_one_is_no
 def test_a_disk_that_fails_for_good_at_any_operation_costs_only_the_new_checkpoint(
     code: int, tmp_path: Path
 ) -> None:
+    succeeded = False
     for index in range(1000):
         checkpoints = start(tmp_path / str(index))
         fs = FaultyFileSystem(code, index, lasting=True)

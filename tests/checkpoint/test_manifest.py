@@ -118,6 +118,16 @@ def test_unknown_keys_of_a_newer_minor_version_are_kept(manifest: Manifest) -> N
     assert read.data == manifest.data.model_copy(update={"later": "x"})
 
 
+def test_a_manifest_without_an_optional_key_keeps_its_id() -> None:  # F35
+    raw = GOLDEN.read_bytes()
+    value = json.loads(raw)
+    del value["created"]["git"]
+    raw = sign(value)
+    read = Manifest.from_bytes(raw)
+    assert (read.created.git, read.to_bytes()) == (None, raw)
+    assert read.id == f"sha256:{json.loads(raw)['manifest_sha256']}"
+
+
 @pytest.mark.parametrize("major", [0, 2, "1", None, True, 1.0])
 def test_another_major_version_is_refused_by_number(manifest: Manifest, major: object) -> None:
     # F33; a float has no canonical spelling, so such a file is damaged.

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from megatrain_cli.checkpoint import shards
 from megatrain_cli.checkpoint.manifest import Created, Facts, Manifest
 from megatrain_cli.errors import CorruptError
 from tests.checkpoint.made import make_checkpoint, make_facts, random_layers
@@ -33,9 +34,10 @@ def tensor(value: Json, shard: int = 0, number: int = 0) -> list[Any]:
     return found
 
 
-def grow(value: Json, num_bytes: int) -> None:
+def grow(value: Json, num_bytes: int) -> Json:
     part(value)["bytes"] += num_bytes
     value["bytes_total"] += num_bytes
+    return value
 
 
 IMPOSSIBLE: dict[str, tuple[Change, str]] = {
@@ -88,9 +90,11 @@ IMPOSSIBLE: dict[str, tuple[Change, str]] = {
     "a reserved name": (lambda v: tensor(v).__setitem__(0, "__metadata__"), "is reserved"),
     "a tensor twice in a part": (
         lambda v: part(v, 1)["tensors"][1].__setitem__(0, tensor(v, 1)[0]), "occurs twice"),
-    "a tensor in two shards": (
-        lambda v: part(v, 1)["tensors"].__setitem__(
-            0, ["model.embed_tokens.weight", *tensor(v, 1)[1:]]), "fits no weight"),
+    "a weight in two shards": (
+        lambda v: [
+            place.__setitem__(0, place[0].replace("layers.0.mlp.up_proj", "embed_tokens"))
+            for one in v["shards"][1]["parts"] for place in one["tensors"]],
+        "a weight is in two shards"),
     "state of no weight": (
         lambda v: tensor(v, 0, 1).__setitem__(0, "exp_avg.other"), "fits no weight"),
     "a gradient among optimizer state": (
@@ -168,6 +172,18 @@ def test_an_update_may_be_pending_for_all_layers(manifests: dict[int, Manifest])
 
     read = Manifest.from_bytes(changed(manifests[2], all_behind))
     assert all(shard.has_grads for shard in read.shards)
+
+
+def test_more_tensors_than_the_limit_are_refused(
+    manifests: dict[int, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:  # F44
+    raw = manifests[0].to_bytes()
+    number = sum(len(part.tensors) for part in manifests[0].parts)
+    monkeypatch.setattr(shards, "MAX_TENSORS", number)
+    Manifest.from_bytes(raw)
+    monkeypatch.setattr(shards, "MAX_TENSORS", number - 1)
+    with pytest.raises(CorruptError, match=f"more than {number - 1} tensors"):
+        Manifest.from_bytes(raw)
 
 
 def test_what_cannot_be_read_back_is_not_built(manifests: dict[int, Manifest]) -> None:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain_cli.checkpoint import strict_json
 from megatrain_cli.checkpoint.strict_json import MAX_BYTES, MAX_DEPTH, canonical, parse
 from megatrain_cli.errors import CorruptError
 
@@ -50,7 +49,7 @@ def test_the_deepest_value_is_read_and_one_deeper_is_not() -> None:
 
 
 def test_too_long_a_text_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strict_json.json, "loads", pytest.fail)
+    monkeypatch.setattr(json, "loads", pytest.fail)
     with pytest.raises(CorruptError, match=r"64\.0 MiB, more than"):
         parse(bytes(MAX_BYTES + 1), "x")
     with pytest.raises(CorruptError, match="12,000,000 values"):

@@ -109,7 +109,12 @@ def test_no_short_write_interruption_or_refusal_of_memory_changes_a_byte(
 def test_a_refusal_at_any_write_is_survived_and_remembered(
     tmp_path: Path, code: int, index: int
 ) -> None:
-    pieces = [bytes(BLOCK), place(9 * BLOCK, 0), place(5, 0), place(2 * BLOCK, 1)]
+    pieces: list[memoryview | bytes] = [
+        bytes(BLOCK),
+        place(9 * BLOCK, 0),
+        place(5, 0),
+        place(2 * BLOCK, 1),
+    ]
     fs = ReluctantFileSystem(troubles={index: code})
     writer = check(tmp_path, fs, pieces)
     assert fs.calls > index, "the refusal was met"
