@@ -37,7 +37,7 @@ class Commit:
 
     Attributes:
         final: The checkpoint's folder, once published.
-        folder: Where to write until then; also known as the temporary folder.
+        folder: Where to write until then.
         remade: `begin` had to make the folder of checkpoints: it was gone.
     """
 
@@ -210,8 +210,8 @@ def write_checkpoint(
         except OSError as error:
             failure, cause = commit.fail(error), error
         except StorageError as error:
+            commit.abandon()
             if not isinstance(error.__cause__, OSError):
-                commit.abandon()
                 raise
             failure, cause = error, error.__cause__
         except BaseException:

@@ -107,6 +107,8 @@ def check_storage(fs: FileSystem, checkpoints: Path, num_bytes_needed: int) -> S
     moved = probe.with_name(f"{probe.name}-moved")
     try:
         ensure_folder(fs, checkpoints)
+        # Whoever made it may not have waited for its name to reach the disk.
+        fs.sync_folder(checkpoints.parent)
         try:
             fs.make_folder(probe)
             writer = FileWriter(fs, chunk_bytes=BLOCK)

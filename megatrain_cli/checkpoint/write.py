@@ -211,8 +211,10 @@ class FileWriter:
         data, straight = chunk
         if straight and not self._straight:
             data, straight = self._copied(data), False
-        if file.direct and data.nbytes % BLOCK:  # the end of the file; its length is set later
-            data = self._padded(data)
+        if file.direct and data.nbytes % BLOCK:
+            # The end of the file, in the bounce buffer: a whole block is written and what is too
+            # much is cut off afterwards.
+            data = self._bounce()[: data.nbytes + -data.nbytes % BLOCK]
         done = 0
         while done < data.nbytes:
             try:
@@ -246,13 +248,6 @@ class FileWriter:
         bounce = self._bounce()[: data.nbytes]
         bounce[:] = data
         return bounce
-
-    def _padded(self, data: memoryview) -> memoryview:
-        """The bounce buffer's filled part, with zeros up to a whole block."""
-        size = data.nbytes + -data.nbytes % BLOCK
-        bounce = self._bounce()
-        bounce[data.nbytes : size] = bytes(size - data.nbytes)
-        return bounce[:size]
 
     def _bounce(self) -> memoryview:
         """This thread's aligned buffer of one chunk; its pages are taken when first written."""

@@ -292,3 +292,13 @@ def tree_at(root: Path) -> Tree:
         path.relative_to(root).as_posix(): None if path.is_dir() else path.read_bytes()
         for path in root.rglob("*")
     }
+
+
+def lay_out(root: Path, tree: Tree) -> None:
+    """Make a tree real, below a new folder."""
+    root.mkdir()
+    for path, data in sorted(tree.items()):
+        if data is None:
+            (root / path).mkdir()
+        else:
+            (root / path).write_bytes(data)

@@ -1,6 +1,7 @@
-"""A process that saves without end until it is killed: `python saving_child.py RUN MODE FIRST`.
+"""A process that saves without end until it is killed: `main(RUN, MODE, FIRST)`.
 
-Prints a line when it begins, commits and retires, each only once that is so.
+The mode is `by the protocol` or `in place`. Prints a line when it begins, when it has committed a
+step and before it retires one.
 """
 
 import sys
@@ -28,9 +29,5 @@ def main(run: str, mode: str, first: str) -> None:
         if mode == "in place":
             save_in_place(fs, checkpoints, step, say, size=SIZE)
         else:
-            save(fs, checkpoints, step, say, size=SIZE, keep=2, atomic_rename=mode == "rename")
+            save(fs, checkpoints, step, say, size=SIZE, keep=2)
         step += 1
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -89,6 +89,21 @@ def test_what_the_files_writer_raises_passes_and_leaves_nothing(
     assert names(checkpoints) == []
 
 
+def test_a_disk_error_that_comes_wrapped_costs_one_more_try_too(checkpoints: Path) -> None:
+    folders: list[Path] = []
+
+    def fill_at_second_try(folder: Path) -> bytes:
+        folders.append(folder)
+        if len(folders) == 1:
+            raise StorageError("wrapped") from OSError(errno.EIO, os.strerror(errno.EIO))
+        assert not folders[0].exists()
+        return fill(FileSystem(), folder, 5, 9)
+
+    done = write_checkpoint(FileSystem(), checkpoints, 5, fill_at_second_try)
+    assert done.notes == ("wrapped It was written once more.",)
+    assert names(checkpoints) == ["step-00000005"]
+
+
 @pytest.mark.parametrize("inside", [(), ("manifest.json",), ("model.safetensors",)])
 def test_a_step_that_has_a_folder_is_refused_and_the_folder_left_as_it_is(
     checkpoints: Path, inside: tuple[str, ...]
@@ -160,9 +175,13 @@ def test_a_rename_that_worked_though_it_reports_an_error_is_seen(checkpoints: Pa
     assert checkpoints_in(tree_at(checkpoints.parent)) == {5: "whole"}
 
 
-@pytest.mark.parametrize("extra", [b"", b"x", None])
+@pytest.mark.parametrize(
+    "change",
+    [lambda raw: raw[:-1], lambda raw: raw + b" ", lambda raw: raw[:-1] + b"x", None],
+    ids=["shorter", "longer", "another", "none"],
+)
 def test_a_folder_of_someone_else_is_not_taken_for_a_rename_that_worked(
-    checkpoints: Path, extra: bytes | None
+    checkpoints: Path, change: Callable[[bytes], bytes] | None
 ) -> None:
     fs = FileSystem()
     one: list[Commit] = []
@@ -172,8 +191,8 @@ def test_a_folder_of_someone_else_is_not_taken_for_a_rename_that_worked(
         manifest = (one[0].folder / "manifest.json").read_bytes()
         one[0].folder.rename(checkpoints / "elsewhere")
         target.mkdir()
-        if extra is not None:
-            (target / "manifest.json").write_bytes(manifest[:-1] + extra + extra)
+        if change is not None:
+            (target / "manifest.json").write_bytes(change(manifest))
 
     one.append(Commit(ResentRename(vanish, works=False), checkpoints, 5, make_nonce()))
     manifest = fill(fs, one[0].begin(), 5, 9)

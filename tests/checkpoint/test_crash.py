@@ -8,7 +8,15 @@ import pytest
 
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.remove import remove_leftovers
-from tests.checkpoint.crashes import Disk, Op, RecordingFileSystem, Tree, crash_states, tree_at
+from tests.checkpoint.crashes import (
+    Disk,
+    Op,
+    RecordingFileSystem,
+    Tree,
+    crash_states,
+    lay_out,
+    tree_at,
+)
 from tests.checkpoint.saves import checkpoints_in, save, save_in_place
 
 STEPS = (10, 20, 30)
@@ -181,12 +189,3 @@ def test_cleaning_up_after_any_crash_leaves_the_checkpoints_and_nothing_else(
         ]
         assert checkpoints_in(tree_at(root)) == wanted
     assert len(seen) > 10
-
-
-def lay_out(root: Path, tree: Tree) -> None:
-    root.mkdir()
-    for path, data in sorted(tree.items()):
-        if data is None:
-            (root / path).mkdir()
-        else:
-            (root / path).write_bytes(data)

@@ -179,10 +179,13 @@ def test_a_fifo_is_opened_without_waiting_for_its_other_end(tmp_path: Path) -> N
     FS.close(folder)
 
 
-def test_free_room_is_what_this_user_may_take(tmp_path: Path) -> None:
-    facts = os.statvfs(tmp_path)
-    assert 0 < FS.free_bytes(tmp_path) <= facts.f_bfree * facts.f_frsize
-    assert FS.free_bytes(tmp_path) % facts.f_frsize == 0
+def test_free_room_is_what_this_user_may_take_and_not_what_root_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert FS.free_bytes(tmp_path) > 0
+    facts = SimpleNamespace(f_bavail=3, f_bfree=9, f_frsize=512, f_bsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: facts)
+    assert FS.free_bytes(tmp_path) == 3 * 512
 
 
 def test_a_link_is_there_even_if_it_leads_nowhere_and_is_no_folder(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_no_kill_breaks_or_loses_a_checkpoint(tmp_path: Path) -> None:
     for _ in range(KILLS):
         newest = max((step for kind, step in said if kind == "committed"), default=0)
         found = checkpoints_in(tree_at(tmp_path))
-        said += kill_once(tmp_path, "rename", max([newest, *found]) + 1, rng)
+        said += kill_once(tmp_path, "by the protocol", max([newest, *found]) + 1, rng)
         assert damage(tmp_path, said) == []
         interrupted += any(tmp_path.glob("checkpoints/.*"))
     assert said.count(("begins", 0)) == KILLS

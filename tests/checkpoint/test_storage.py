@@ -9,7 +9,7 @@ import pytest
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.storage import StorageFacts, check_storage, ensure_folder
 from megatrain_cli.errors import DiskFullError, StorageError
-from tests.checkpoint.crashes import RecordingFileSystem
+from tests.checkpoint.crashes import Op, RecordingFileSystem
 from tests.checkpoint.disks import FaultyFileSystem, ReluctantFileSystem, on
 
 
@@ -30,8 +30,10 @@ def test_a_good_disk_is_told_as_it_is(tmp_path: Path) -> None:
 
 def test_the_probe_writes_syncs_and_renames(tmp_path: Path) -> None:
     fs = RecordingFileSystem(tmp_path)
-    check_storage(fs, tmp_path, 0)
-    assert [op.kind for op in fs.log if op.kind not in ("truncate", "remove")] == [
+    (tmp_path / "checkpoints").mkdir()
+    check_storage(fs, tmp_path / "checkpoints", 0)
+    assert fs.log[0] == Op("sync_folder", "")
+    assert [op.kind for op in fs.log[1:] if op.kind not in ("truncate", "remove")] == [
         "make_folder",
         "create",
         "write",

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import mmap
+import os
 import threading
 from collections.abc import Sequence
 from itertools import pairwise
@@ -128,6 +129,27 @@ def test_a_refusal_at_any_write_is_survived_and_remembered(
     assert not straight_now if straight else straight_now
 
 
+def test_memory_that_the_disk_refuses_is_tried_once_and_then_copied(tmp_path: Path) -> None:
+    tile = place(20 * BLOCK, 0)
+    inside = range(address(tile[:1]), address(tile[:1]) + tile.nbytes)
+    refused: list[int] = []
+
+    class Pinned(ReluctantFileSystem):
+        """As some pinned memory: the kernel cannot read it for a direct write."""
+
+        def write(self, fd: int, buffer: memoryview, offset: int) -> int:
+            if address(buffer) in inside:
+                refused.append(offset)
+                raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+            return super().write(fd, buffer, offset)
+
+    writer = FileWriter(Pinned(), chunk_bytes=MANY)
+    for _ in range(2):
+        check_with(writer, tmp_path, [bytes(BLOCK), tile], MANY)
+    assert refused == [BLOCK]
+    assert writer.mode == "bounce"
+
+
 def test_bytes_go_straight_from_the_pieces_where_these_are_aligned(tmp_path: Path) -> None:
     fs = ReluctantFileSystem()
     header, tile = place(BLOCK, 64), place(8 * BLOCK + 100, 0)
@@ -138,7 +160,7 @@ def test_bytes_go_straight_from_the_pieces_where_these_are_aligned(tmp_path: Pat
         (start, MANY, BLOCK),
         (start + MANY, MANY, BLOCK + MANY),
         (start + 2 * MANY, 2 * BLOCK, BLOCK + 2 * MANY),
-        (bounce, BLOCK, 9 * BLOCK),  # the last 100 bytes, with zeros that are cut off again
+        (bounce, BLOCK, 9 * BLOCK),  # the last 100 bytes, and more that is cut off again
     ]
 
 
