@@ -52,7 +52,7 @@ class LayerWriter:
             OSError: The disk refused.
         """
         name = tile.layout.layer.name
-        check_finite(tile)
+        check_finite(tile, _ADVICE)
         parts = []
         for part in tile_parts(tile, pending):
             metadata = {
@@ -83,8 +83,12 @@ class LayerWriter:
         )
 
 
-def check_finite(tile: LayerTile) -> None:
+def check_finite(tile: LayerTile, advice: str) -> None:
     """Refuse weights that are infinite or not a number.
+
+    Args:
+        tile: Whose weights.
+        advice: What to do then.
 
     Raises:
         NumericsError: Names the first parameter that has one.
@@ -92,10 +96,7 @@ def check_finite(tile: LayerTile) -> None:
     for entry in tile.layout.entries:
         for piece in tile.weights[entry.offset : entry.end].split(_LOOK):
             if not torch.isfinite(piece).all():
-                raise NumericsError(
-                    f"{entry.param.name} has values that are not finite; the weights were not "
-                    "written. Go on from the last checkpoint with a lower learning rate."
-                )
+                raise NumericsError(f"{entry.param.name} has values that are not finite. {advice}")
 
 
 def _hash(pieces: list[Piece]) -> str:

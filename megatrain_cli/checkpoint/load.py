@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from megatrain_cli.checkpoint.folder import OpenCheckpoint
 from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.layer_writer import check_finite
 from megatrain_cli.checkpoint.manifest import Shard
 from megatrain_cli.checkpoint.part_reader import PartReader
 from megatrain_cli.checkpoint.parts import TilePart, tile_parts
@@ -44,12 +45,14 @@ class LazyLoader:
         store: Its tiles hold zeros, or the same model's state; what they hold is overwritten.
         fs: What it is read with.
         update_order: Layers in the order of the first updates.
+        use_order: Layers in the order in which their weights are first used; None is the model's.
         threads: That read.
         chunk_bytes: The most that is read at once; a multiple of 4096.
         window: Chunks that may be read ahead of those that are checked.
         direct: Read past the page cache where that can be done.
         before_layer: Called with each layer before its tile is first written, one at a time, as to
             page-lock it.
+        finite: Refuse weights that are not finite, with `NumericsError`.
 
     Raises:
         IncompatibleError: The checkpoint's layers are not the store's.
@@ -62,17 +65,19 @@ class LazyLoader:
         *,
         fs: FileSystem,
         update_order: Sequence[int],
+        use_order: Sequence[int] | None = None,
         threads: int = 8,
         chunk_bytes: int = 8 * MIB,
         window: int | None = None,
         direct: bool = True,
         before_layer: Callable[[int], None] | None = None,
+        finite: bool = False,
     ) -> None:
-        self._store, self._before_layer = store, before_layer
+        self._store, self._before_layer, self._finite = store, before_layer, finite
         self._readers: list[tuple[int, str, PartReader]] = []
         shards = checkpoint.manifest.shards
         targets = match_tiles(shards, store)
-        for layer, kinds in _reading_order(len(shards), update_order):
+        for layer, kinds in _reading_order(use_order or range(len(shards)), update_order):
             for part, target in zip(shards[layer].parts, targets[layer], strict=True):
                 if part.part in kinds:
                     reader = PartReader(
@@ -178,6 +183,11 @@ class LazyLoader:
         """Tell the clock what of a layer is there and right."""
         clock = self._store.clock
         if kind == "weights":
+            if self._finite:
+                check_finite(
+                    self._store.tiles[layer],
+                    "Go on from an earlier checkpoint, or add `--force`.",
+                )
             clock.weights_arrived(layer)
         else:
             with self._changed:
@@ -241,8 +251,8 @@ def _match(shard: Shard, tile: LayerTile) -> list[TilePart]:
 
 
 def _reading_order(
-    num_layers: int, update_order: Sequence[int]
+    use_order: Sequence[int], update_order: Sequence[int]
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Layers, each with the parts to read: all weights in order of use, then all the rest."""
-    weights = [(layer, ("weights",)) for layer in range(num_layers)]
+    weights = [(layer, ("weights",)) for layer in use_order]
     return [*weights, *((layer, ("optim", "grads")) for layer in update_order)]

@@ -17,7 +17,7 @@ from megatrain_cli.checkpoint.write import FileWriter
 from megatrain_cli.store.clock import HoldCancelled
 from megatrain_cli.store.master import LayerTile, MasterStore
 
-# Of a file's header, at most, for the question whether there is room. A tensor takes about 150.
+# Of a file's header, for the question whether there is room: a tensor takes about 150 bytes of it.
 _HEADER_BYTES = 64 << 10
 
 
@@ -63,7 +63,7 @@ class Capture:
 
     @property
     def num_bytes(self) -> int:
-        """Of all shards, at most."""
+        """Of all shards, with ample headers."""
         parts = [
             part
             for tile in self._store.tiles

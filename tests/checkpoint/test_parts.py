@@ -77,8 +77,8 @@ def test_what_is_written_through_the_pieces_is_in_the_tile_and_gaps_stay_zero(
 
 
 def test_neighbours_without_a_gap_are_one_piece() -> None:
-    params = (ParamSpec("a", (128,)), ParamSpec("b", (2, 128)), ParamSpec("c", (3,)))
-    params += (ParamSpec("d", (128,)),)
+    shapes = {"a": (128,), "b": (2, 128), "c": (3,), "d": (128,)}
+    params = tuple(ParamSpec(name, shape) for name, shape in shapes.items())
     layout = make_layout(LayerSpec("layer-00000", "kind", params))
     (tile,) = MasterStore((layout,), FORMATS[0]).tiles
     weights, optim = tile_parts(tile)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from megatrain_cli.checkpoint.pool import BouncePool, copy_tile
 from megatrain_cli.checkpoint.save import Saver
 from megatrain_cli.plan.tiles import PAGE_BYTES, tile_regions
-from megatrain_cli.store.master import MasterStore
+from megatrain_cli.store.master import LayerTile, MasterStore
 from tests.checkpoint.tiles import (
     ORDER,
     SPLIT,
@@ -156,7 +156,7 @@ def test_copies_never_overlap_and_never_leave_the_pool(
     store = STORE
     pool = BouncePool(num_pages * PAGE_BYTES + 5)
     assert pool.num_bytes == num_pages * PAGE_BYTES
-    held = []
+    held: list[tuple[int, int, LayerTile]] = []
     for takes, layer in acts:
         if takes:
             copy = pool.take(store.tiles[layer], gradient=False)

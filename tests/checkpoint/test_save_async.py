@@ -14,7 +14,6 @@ from uuid import UUID
 
 import pytest
 
-from megatrain_cli.checkpoint import save as save_module
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.manifest import Shard
 from megatrain_cli.checkpoint.save import Saver
@@ -48,7 +47,7 @@ SEEDS = range(12)
 @pytest.fixture(autouse=True)
 def one_save_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in every file's header: equal ids, so that equal files are equal to the last bit."""
-    monkeypatch.setattr(save_module.uuid, "uuid4", lambda: UUID(int=7))
+    monkeypatch.setattr("uuid.uuid4", lambda: UUID(int=7))
 
 
 class GatedFileSystem(FileSystem):
@@ -140,7 +139,7 @@ def run(folder: Path, seed: int, clock: type[TileClock] = TileClock, **options: 
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Shard, ...], list[bytes]]:
     """The shards of a save that nothing disturbs, and the state at the end of training."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(save_module.uuid, "uuid4", lambda: UUID(int=7))
+    patch.setattr("uuid.uuid4", lambda: UUID(int=7))
     scheduler = Scheduler(0)
     store = make_store()
     store.clock._changed = cast("threading.Condition", scheduler.condition)
