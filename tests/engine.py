@@ -62,6 +62,13 @@ class BlockingLanes:
     def drain(self) -> None:
         self._inner.drain()
 
+    @property
+    def num_ended(self) -> int:
+        return self._inner.num_ended
+
+    def halt(self) -> None:
+        self._inner.halt()
+
     def close(self) -> None:
         self._inner.close()
 

@@ -18,6 +18,8 @@ from megatrain_cli.store.master import LayerTile
 # embedding of them would be gigabytes.
 _LOOK = 1 << 22
 
+_ADVICE = "The weights were not written. Go on from the last checkpoint with a lower learning rate."
+
 
 @dataclass(frozen=True)
 class LayerWriter:

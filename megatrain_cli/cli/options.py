@@ -70,3 +70,20 @@ def read_config(path: Path, words: Sequence[str] | None) -> "LoadedConfig":
     for note in loaded.notes:
         typer.echo(f"note: {note}", err=True)
     return loaded
+
+
+def set_environment(device: str) -> None:
+    """Set what torch reads when it is imported, where the user has not.
+
+    Args:
+        device: `pipeline.device` of the run.
+    """
+    if device != "cpu":
+        # Read when torch loads OpenMP. Its threads would spin between torch's parallel regions, on
+        # cores that belong to the optimizer here. Where torch computes on the CPU itself, spinning
+        # makes steps shorter (docs/benchmarks.md, Demo).
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # What torch.compile makes is kept for the next run; torch's own default is a temporary
+        # folder, which a restart of the machine empties.
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "megatrain" / "compiled"))

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from megatrain_cli.cli.options import Overrides, parse_overrides
-from megatrain_cli.errors import NoCheckpointError
+from megatrain_cli.cli.options import Overrides, parse_overrides, set_environment
 
 
 def resume(
@@ -50,7 +49,7 @@ def resume(
     Reads the config of the checkpoint. A run that has ended says so, and nothing is written.
     """
     from megatrain_cli.checkpoint.fsio import FileSystem
-    from megatrain_cli.train.resume import ResumeRequest, find_finished
+    from megatrain_cli.train.resume import ResumeRequest, find_device, find_finished
 
     request = ResumeRequest(
         path=run,
@@ -66,4 +65,9 @@ def resume(
     if said is not None:
         typer.echo(f"{run}: {said}")
         return
-    raise NoCheckpointError(f"{run}: this version finds the checkpoint and cannot train on from it")
+    set_environment(find_device(request, FileSystem()))
+    from megatrain_cli.report.console import RunConsole
+    from megatrain_cli.train.session import resume as go_on
+
+    with RunConsole() as console:
+        go_on(request, console)

@@ -41,6 +41,8 @@ from megatrain_cli.store.load import fill_random, fill_store
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.store.source import SafetensorsSource
 
+ORDINARY_MEMORY = "Going on with ordinary memory and pinned staging: slower copies."
+
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -92,6 +94,11 @@ def schedule_of(plan: RunPlan) -> tuple[Op, ...]:
 def update_order(plan: RunPlan) -> tuple[int, ...]:
     """Layers in the order in which a step updates them."""
     return tuple(dict.fromkeys(op.layer for op in schedule_of(plan) if op.kind is Kind.UPDATE))
+
+
+def first_uses(plan: RunPlan) -> tuple[int, ...]:
+    """Layers in the order in which a step needs their weights."""
+    return tuple(dict.fromkeys(op.layer for op in schedule_of(plan) if op.kind is Kind.STREAM_IN))
 
 
 def assemble(
@@ -251,7 +258,7 @@ def _pin(
             raise PlanError(
                 f"{error} Ordinary memory needs pinned staging besides, and:\n{shortfalls}"
             ) from error
-        console.note(f"{error} Going on with ordinary memory and pinned staging: slower copies.")
+        console.note(f"{error} {ORDINARY_MEMORY}")
     return plan
 
 

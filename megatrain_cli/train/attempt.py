@@ -29,13 +29,12 @@ from megatrain_cli.errors import (
 from megatrain_cli.plan.checkpoints import IO_CHUNKS
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.journal import Journal
-from megatrain_cli.report.records import StepRecord
 from megatrain_cli.store.master import MasterStore
-from megatrain_cli.train.assemble import Engine, assemble, update_order
+from megatrain_cli.train.assemble import Engine, assemble, first_uses, update_order
 from megatrain_cli.train.facts import run_facts
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.loop import Run
-from megatrain_cli.train.preparation import Prepared, device_errors, prepare_attempt
+from megatrain_cli.train.preparation import device_errors, prepare_attempt
 from megatrain_cli.train.rescue import Rescue
 from megatrain_cli.train.resume import Resumption
 from megatrain_cli.train.saving import Saving
@@ -86,6 +85,7 @@ class Attempt:
         self._resumption, self._force = resumption, force
         self._made = prepare_attempt(loaded, recorded, folder, resumption, console)
         self._loader: LazyLoader | None = None
+        self._lock_refused: DeviceError | None = None
         with device_errors(self._made.plan.decisions.micro_batch_size):
             self._engine = self._assemble()
         # Set once the folder is this attempt's and all is loaded: only then is there anything to
@@ -144,7 +144,8 @@ class Attempt:
     def _begin(self, run: Run) -> Rescue:
         """Make the folder this attempt's, once all is loaded and nothing can refuse it any more."""
         made, folder = self._made, self._folder
-        parent, losses = None, ()
+        parent: str | None = None
+        losses: tuple[str, ...] = ()
         if self._resumption is not None:
             assert self._loader is not None
             report = self._loader.wait()
@@ -211,7 +212,8 @@ class Attempt:
             raise StoppedUnsaved(
                 f"Stopped by SIGTERM after step {done} of {total}. A save takes about "
                 f"{saving.last_seconds:.0f} s and {max(grace, 0):.0f} s were left of "
-                f"`checkpoint.grace_seconds`, so none was begun; step {saving.saved_step} is saved.",
+                "`checkpoint.grace_seconds`, so none was begun. The last one is of step "
+                f"{saving.saved_step}.",
                 stop.number,
             )
         saving.finish(done, left)
@@ -255,10 +257,11 @@ class Attempt:
         """End a process whose main thread will never come back. Runs on the watchdog's thread."""
         faulthandler.dump_traceback(all_threads=True)
         error = HangError(f"Nothing has ended for {HANG_SECONDS:.0f} s: a copy or a thread hangs.")
-        said = []
-        if self._rescue is not None:
+        said: list[str] = []
+        rescue = self._rescue
+        if rescue is not None:
             self._engine.store.clock.refuse_updates(error)
-            saver = threading.Thread(target=lambda: said.append(self._rescue.save()), daemon=True)
+            saver = threading.Thread(target=lambda: said.append(rescue.save()), daemon=True)
             saver.start()
             saver.join(HANG_SECONDS)
         self._console.note(" ".join([str(error), *said]))
@@ -268,9 +271,7 @@ class Attempt:
         """The engine; the store of a resumed run is being loaded from now on."""
         made = self._made
         if self._resumption is None:
-            engine = assemble(
-                self._loaded, made.skeleton, made.plan, made.functions, self._console
-            )
+            engine = assemble(self._loaded, made.skeleton, made.plan, made.functions, self._console)
             self._stack.callback(engine.close)
             return engine
         store = MasterStore(made.skeleton.layouts, made.plan.decisions.tile_format)
@@ -281,6 +282,7 @@ class Attempt:
                 store,
                 fs=FileSystem(),
                 update_order=update_order(made.plan),
+                use_order=first_uses(made.plan),
                 threads=IO_CHUNKS,
                 before_layer=self._page_lock(store) if made.plan.decisions.pin_store else None,
                 finite=not self._force,

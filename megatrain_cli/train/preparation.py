@@ -90,7 +90,7 @@ def prepare_attempt(
     data = data_facts(config, rows)
     source = Path(config.model.path)
     model = model_facts(skeleton, (source / "config.json").read_bytes())
-    lineage = ()
+    lineage: tuple[dict[str, JsonValue], ...] = ()
     if resumption is not None:
         lineage = _check_resumption(resumption, data, model, plan)
     with device_errors(config.train.micro_batch_size):

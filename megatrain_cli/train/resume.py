@@ -156,6 +156,17 @@ def find_finished(request: ResumeRequest, fs: FileSystem) -> str | None:
         return finished_text(checkpoint.manifest, config)
 
 
+def find_device(request: ResumeRequest, fs: FileSystem) -> str:
+    """`pipeline.device` of the run as it would go on. Only reads, and takes no lock.
+
+    Raises:
+        MegatrainError: As `open_resume`.
+    """
+    choice, config = _decide(request, fs)
+    with choice.checkpoint:
+        return config.loaded.config.pipeline.device
+
+
 def open_resume(
     request: ResumeRequest,
     fs: FileSystem,

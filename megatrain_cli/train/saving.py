@@ -9,7 +9,7 @@ from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.names import CHECKPOINTS
 from megatrain_cli.checkpoint.remove import remove_checkpoint
 from megatrain_cli.checkpoint.resolve import candidates
-from megatrain_cli.checkpoint.save import SaveReport, Saver, Snapshot
+from megatrain_cli.checkpoint.save import Saver, SaveReport, Snapshot
 from megatrain_cli.config.schema import CheckpointSection
 from megatrain_cli.errors import DiskFullError, StorageError
 from megatrain_cli.report.console import RunConsole
@@ -157,9 +157,7 @@ class Saving:
         self._failed_in_a_row = 0
         self.parent, self.saved_step = report.id, report.step
         self.last_seconds = report.seconds
-        self.console.saved(
-            report.folder, report.num_bytes, report.seconds, report.stall_seconds
-        )
+        self.console.saved(report.folder, report.num_bytes, report.seconds, report.stall_seconds)
         for note in report.notes:
             self.console.note(note)
 
@@ -175,4 +173,3 @@ class Saving:
             remove_checkpoint(fs, old.folder)
             self.console.note(f"removed {CHECKPOINTS}/{old.folder.name} to make room")
         return len(good) > 1
-

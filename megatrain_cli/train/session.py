@@ -8,6 +8,7 @@ from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.resolve import is_run
 from megatrain_cli.config.load import LoadedConfig
 from megatrain_cli.report.console import RunConsole
+from megatrain_cli.train.assemble import ORDINARY_MEMORY
 from megatrain_cli.train.attempt import Attempt, DamagedCheckpoint, LockRefused
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.resume import ResumeRequest, open_resume
@@ -66,7 +67,7 @@ def resume(request: ResumeRequest, console: RunConsole) -> None:
                 raise damaged.reason from None
             refused[damaged.folder] = str(damaged.reason)
         except LockRefused as error:
-            console.note(f"{error} Going on with ordinary memory and pinned staging: slower copies.")
+            console.note(f"{error} {ORDINARY_MEMORY}")
             pageable = True
 
 

@@ -16,6 +16,7 @@ from megatrain_cli.optim.crew import WorkSpan
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.store.master import MasterStore
 
+
 class UpdateStop:
     """Whether the rest of an update is to be left undone; for all steps of a run.
 

@@ -108,7 +108,9 @@ def train(store: MasterStore, scheduler: Scheduler, after: Callable[[int], objec
         for layer in ORDER:
             tile = store.tiles[layer]
             for start, end in pieces_of(tile.layout.numel, 1 + layer % 3):
-                futures.append(update.update(layer, tile.weights[start:end], start, 1.0))
+                future = update.update(layer, tile.weights[start:end], start, 1.0)
+                assert future is not None
+                futures.append(future)
             scheduler.gate()
         after(step)
         while not all(future.done() for future in futures):

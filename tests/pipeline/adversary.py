@@ -25,6 +25,8 @@ class AdversarialLanes:
         favour: A lane that always goes first when it can: it runs as far ahead as waits allow.
     """
 
+    num_ended = 0  # nobody watches
+
     def __init__(self, seed: int, favour: Lane | None = None) -> None:
         self._random = random.Random(seed)
         self._favour = favour
@@ -59,6 +61,9 @@ class AdversarialLanes:
 
     def drain(self) -> None:
         self.run_until(set(range(self._count)))
+
+    def halt(self) -> None:
+        """Nothing runs outside of calls."""
 
     def close(self) -> None:
         pass

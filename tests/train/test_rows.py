@@ -12,7 +12,8 @@ from rich.console import Console
 from megatrain_cli.config.load import load_config
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.report.console import RunConsole
-from megatrain_cli.train import loop
+from megatrain_cli.train import preparation
+from megatrain_cli.train.session import train
 from megatrain_cli.train.warm_up import warm_up
 from tests.train.workspace import make_workspace, one_thread, start
 
@@ -48,7 +49,7 @@ def test_padding_is_counted_and_said_where_it_is_most_of_the_work(
         length = run.engine.plan.decisions.max_length
         padding = run.rows.padding
         assert padding == pytest.approx(1 - len(run.rows.examples.tokens) / positions)
-    assert (padding > loop.NOTED_PADDING) is long
+    assert (padding > preparation.NOTED_PADDING) is long
 
     real: Callable[..., tuple[RunPlan, object]] = warm_up
 
@@ -56,10 +57,10 @@ def test_padding_is_counted_and_said_where_it_is_most_of_the_work(
         plan, functions = real(*args)
         return as_compiled(plan), functions
 
-    monkeypatch.setattr(loop, "warm_up", compiled)
+    monkeypatch.setattr(preparation, "warm_up", compiled)
     said = io.StringIO()
     with one_thread():
-        loop.train(load_config(config, []), RunConsole(Console(file=said, width=1000)))
+        train(load_config(config, []), RunConsole(Console(file=said, width=1000)))
     text = f"{padding:.0%} of the layers' work is on padding"
     assert (text in said.getvalue()) is long
     assert not long or f"{length} tokens. A lower `data.max_length`" in said.getvalue()

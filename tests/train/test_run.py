@@ -6,7 +6,6 @@ from outside are injected into a run of this process.
 
 import json
 import math
-import shutil
 import signal
 import subprocess
 from concurrent.futures import Future
@@ -27,8 +26,9 @@ from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.store.master import LayerTile
 from megatrain_cli.train import assemble as assemble_module
+from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.train.folder import RunFolder
-from megatrain_cli.train.loop import train
+from megatrain_cli.train.session import train
 from tests.train.command import run_command, start_command
 from tests.train.test_folder import snapshot
 from tests.train.workspace import load_whole, make_workspace, one_thread, start
@@ -239,11 +239,10 @@ def test_a_disk_without_room_is_refused_before_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_workspace(tmp_path)
-    usage = shutil._ntuple_diskusage(1 << 30, 1 << 30, 1000)
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda path: usage)
+        patch.setattr(FileSystem, "free_bytes", lambda self, path: 1000)
         patch.setattr(assemble_module, "MasterStore", never)
-        with pytest.raises(StorageError, match="has 1000 B free and the weights need"):
+        with pytest.raises(StorageError, match="needs .* and 1000 B is free"):
             train_here(config)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     train_here(config, "train.max_steps=1")  # once there is room, the folder serves
