@@ -88,7 +88,9 @@ def test_long_lines_are_not_wrapped_and_brackets_are_no_markup() -> None:
         run.saved(Path("/" + "y" * 200), 1536, 0.5, 0.0)
     first, second = out.getvalue().splitlines()
     assert first == "[bold]" + "x" * 200 + " :smile:"
-    assert second == "saved /" + "y" * 200 + " (1.50 KiB in 0.5 s, 3.00 KiB/s; training waited 0.0 s)"
+    assert (
+        second == "saved /" + "y" * 200 + " (1.50 KiB in 0.5 s, 3.00 KiB/s; training waited 0.0 s)"
+    )
 
 
 def test_in_a_terminal_the_step_stays_on_a_bar() -> None:

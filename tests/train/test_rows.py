@@ -13,7 +13,6 @@ from megatrain_cli.config.load import load_config
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train import preparation
-from megatrain_cli.train.session import train
 from megatrain_cli.train.warm_up import warm_up
 from tests.train.workspace import make_workspace, one_thread, start
 
@@ -60,7 +59,7 @@ def test_padding_is_counted_and_said_where_it_is_most_of_the_work(
     monkeypatch.setattr(preparation, "warm_up", compiled)
     said = io.StringIO()
     with one_thread():
-        train(load_config(config, []), RunConsole(Console(file=said, width=1000)))
+        run_training(load_config(config, []), RunConsole(Console(file=said, width=1000)))
     text = f"{padding:.0%} of the layers' work is on padding"
     assert (text in said.getvalue()) is long
     assert not long or f"{length} tokens. A lower `data.max_length`" in said.getvalue()

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.config.load import load_config
 from megatrain_cli.errors import InternalError, NumericsError, PlanError, StorageError
 from megatrain_cli.optim.adamw import AdamStep
@@ -26,7 +27,6 @@ from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.store.master import LayerTile
 from megatrain_cli.train import assemble as assemble_module
-from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.session import train
 from tests.train.command import run_command, start_command
@@ -242,7 +242,7 @@ def test_a_disk_without_room_is_refused_before_weights_are_read(
     with monkeypatch.context() as patch:
         patch.setattr(FileSystem, "free_bytes", lambda self, path: 1000)
         patch.setattr(assemble_module, "MasterStore", never)
-        with pytest.raises(StorageError, match="needs .* and 1000 B is free"):
+        with pytest.raises(StorageError, match=r"needs .* and 1000 B is free"):
             train_here(config)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     train_here(config, "train.max_steps=1")  # once there is room, the folder serves
