@@ -13,6 +13,7 @@ from megatrain_cli.config.load import load_config
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train import preparation
+from megatrain_cli.train.session import train as run_training
 from megatrain_cli.train.warm_up import warm_up
 from tests.train.workspace import make_workspace, one_thread, start
 
