@@ -124,7 +124,7 @@ def test_of_two_resumes_at_once_the_second_is_refused_and_told_by_whom(tmp_path:
     def launch() -> tuple[multiprocessing.process.BaseProcess, str]:
         here, there = context.Pipe()
         ends.append(here)
-        process = context.Process(target=resume, args=(tmp_path, run_id, there))
+        process = context.Process(target=resume, args=(tmp_path, run_id, there), daemon=True)
         process.start()
         return process, here.recv()
 

@@ -13,6 +13,7 @@ from megatrain_cli.errors import (
     MegatrainError,
     NoCheckpointError,
 )
+from megatrain_cli.train.position import Position, position_of
 from megatrain_cli.train.target import Choice, Target, choose, find_target
 from tests.train.saved import make_run, save_step
 from tests.train.test_folder import snapshot
@@ -133,6 +134,7 @@ def test_an_update_under_way_counts_as_made(tmp_path: Path) -> None:
     save_step(tmp_path, 6, run_id="other")
     found = chosen(tmp_path)
     assert found.checkpoint.manifest.step == 4
+    assert position_of(found.checkpoint.manifest) == Position(5, 20)
     assert found.superseded == (step(tmp_path, 6),)
 
 
