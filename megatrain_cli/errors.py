@@ -120,6 +120,8 @@ class Stopped(MegatrainError):  # noqa: N818  not a fault: the user asked for it
 class StoppedUnsaved(Stopped):
     """The run was stopped and nothing new was saved: there was nothing, or no time for it."""
 
-    def __init__(self, message: str, signal_number: int) -> None:
+    exit_code = 130
+
+    def __init__(self, message: str, signal_number: int = 2) -> None:
         self.exit_code = 128 + signal_number
         super().__init__(message)

@@ -103,8 +103,11 @@ class Attempt:
         """
         stop = self._stack.enter_context(StopRequest(lambda: self._rescue is None))
         early = self._loaded.config.checkpoint.include_gradients
-        update_stop = UpdateStop(lambda: early and stop.signal_name is not None)
         rows = self._made.rows
+        # The last step's update is always finished: its checkpoint is what the run is for.
+        update_stop = UpdateStop(
+            lambda step: early and stop.signal_name is not None and step < rows.total_steps
+        )
         run = Run(self._loaded, self._engine, rows, start=rows.start, stop=update_stop)
         watchdog = self._stack.enter_context(Watchdog(self._progress, self._leave_hung))
         try:
@@ -176,8 +179,8 @@ class Attempt:
             self._make_saver(), facts, made.aux, checkpoint, folder, self._console, parent
         )
         saving.losses.extend(float.fromhex(loss) for loss in losses)
-        if not self._has_update_left:
-            saving.saved_step = None if parent is None else made.rows.start.step
+        # With an update to finish too: the checkpoint has all that is needed for it.
+        saving.saved_step = None if parent is None else made.rows.start.step
         self._rescue = rescue = Rescue(self._engine.store.clock, saving)
         if self._has_update_left:
             self._finish_update(run)
@@ -216,7 +219,7 @@ class Attempt:
                 f"{saving.saved_step}.",
                 stop.number,
             )
-        saving.finish(done, left)
+        saving.finish(done if left is None else max(self._engine.store.clock.steps), left)
         if left is not None or done < total:
             where = self._folder.path
             how = "in the middle of its update" if left is not None else f"of {total}"

@@ -87,7 +87,7 @@ class Saving:
         """Make sure that the state is saved, and wait for it.
 
         Args:
-            step: Completed by all layers that `left` does not name.
+            step: Updates of the layer that has had the most.
             left: An update that some layers have not had.
 
         Raises:
@@ -97,7 +97,7 @@ class Saving:
         if left is not None:
             self.saver.abandon()  # it may wait for an update that will never come
         self._hear(self.saver.wait)
-        if left is None and self.saved_step == step:
+        if self.saved_step == step:
             return
         self._begin(step, left)
         try:

@@ -26,16 +26,16 @@ class UpdateStop:
         at: The step that was left so; None while there is none.
 
     Args:
-        wanted: Asked before each layer's update, on the thread of the updates.
+        wanted: Asked with the step before each layer's update, on the thread of the updates.
     """
 
-    def __init__(self, wanted: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, wanted: Callable[[int], bool] = lambda step: False) -> None:
         self.at: int | None = None
         self._wanted = wanted
 
     def stops(self, step: int, *, landed: bool) -> bool:
         """Whether the next layer of this step must not be updated."""
-        if self.at is None and landed and self._wanted():
+        if self.at is None and landed and self._wanted(step):
             self.at = step
         return self.at is not None
 

@@ -2,8 +2,8 @@
 
 SIGINT, SIGTERM and SIGHUP ask for the end, SIGUSR1 for a checkpoint. The second SIGINT is Python's
 KeyboardInterrupt, so that the terminal is given back and a folder that is half written goes; after
-the second of any other kind the system ends the process. A signal that was ignored when the run
-began, as SIGHUP is under `nohup`, stays so.
+the second of any other kind the system ends the process. SIGHUP that was ignored when the run
+began, as under `nohup`, stays so.
 """
 
 import os
@@ -49,7 +49,7 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         for number in _ENDING:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
         self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._ask_for_save)
         return self

@@ -42,7 +42,7 @@ def journal_of(run: Path) -> list[dict[str, Any]]:
 
 def checkpoints_of(run: Path) -> list[str]:
     folder = run / "checkpoints"
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    return sorted(path.name for path in folder.glob("step-*"))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,10 @@ class TestAFinishedRun:
     def test_has_config_journal_lock_and_weights_in_its_folder(self, finished: Finished) -> None:
         run = finished[0] / "run"
         names = sorted(path.name for path in run.iterdir())
-        assert names == ["checkpoints", "config.yaml", "metrics.jsonl", "run.lock"]
+        assert names == [
+            *("attempts.jsonl", "checkpoints", "config.yaml", "metrics.jsonl"),
+            *("run.json", "run.lock"),
+        ]
         assert checkpoints_of(run) == [f"step-0000000{STEPS}"]
 
     def test_records_the_config_with_its_overrides(self, finished: Finished) -> None:
@@ -230,7 +233,7 @@ def test_weights_that_are_not_finite_are_not_written_and_both_facts_are_said(
         return done
 
     monkeypatch.setattr(TileUpdater, "submit", overflow)
-    with pytest.raises(NumericsError, match=r"Step 2 was refused: .*the weights were not written"):
+    with pytest.raises(NumericsError, match=r"Step 2 was refused: .*The weights were not written"):
         train_here(make_workspace(tmp_path))
     assert checkpoints_of(tmp_path / "run") == []
 
