@@ -47,6 +47,7 @@ def resume(request: ResumeRequest, console: RunConsole) -> None:
                 if resumption.finished is not None:
                     console.note(f"{request.path}: {resumption.finished}")
                     return
+                console.note(f"going on from {resumption.checkpoint.folder}")
                 for note in resumption.notes:
                     console.note(note)
                 loaded, recorded = resumption.config.loaded, resumption.config.recorded
