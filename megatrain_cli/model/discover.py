@@ -136,6 +136,8 @@ def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: st
         has_dropout=has_dropout,
         max_positions=getattr(config, "max_position_embeddings", None),
         num_heads=getattr(config, "num_attention_heads", 1),
+        attention_width=_attention_width(config),
+        window=_window(config),
     )
     skeleton = Skeleton(
         spec=spec,
@@ -150,6 +152,20 @@ def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: st
         dtype=dtype,
     )
     return replace(skeleton, spec=replace(spec, lookup=is_lookup(skeleton)))
+
+
+def _attention_width(config: PreTrainedConfig) -> int:
+    heads: int = getattr(config, "num_attention_heads", 1)
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads * size
+
+
+def _window(config: PreTrainedConfig) -> int | None:
+    """The sliding window of layers that have one; Qwen names one that is switched off."""
+    if not getattr(config, "use_sliding_window", True):
+        return None
+    window = getattr(config, "sliding_window", None)
+    return window if isinstance(window, int) else None
 
 
 def is_lookup(skeleton: Skeleton) -> bool:
