@@ -1,6 +1,7 @@
 """From a model folder's config.json to a `Skeleton`. Reads no weights."""
 
 import json
+import mmap
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,7 +172,9 @@ def _window(config: PreTrainedConfig) -> int | None:
 def is_lookup(skeleton: Skeleton) -> bool:
     """Whether the prologue's backward reads none of its weights; looks at one token's graph."""
     prologue = Prologue(skeleton)
-    flat = torch.zeros(skeleton.layouts[0].numel, dtype=skeleton.dtype)  # untouched pages are free
+    # Fresh pages are zeros that cost nothing until they are touched; torch's own would be written.
+    pages = mmap.mmap(-1, skeleton.layouts[0].numel * skeleton.dtype.itemsize)
+    flat = torch.frombuffer(pages, dtype=skeleton.dtype)
     start, end = flat.data_ptr(), flat.data_ptr() + flat.nbytes
     saved: list[bool] = []
 
