@@ -42,7 +42,7 @@ from megatrain_cli.train.assemble import (
 )
 from megatrain_cli.train.facts import model_facts, run_facts
 from megatrain_cli.train.loop import Run
-from megatrain_cli.train.position import Position
+from megatrain_cli.train.position import START, Position
 from megatrain_cli.train.rows import TrainingRows
 from megatrain_cli.train.warm_up import warm_up
 from scripts.bench_run import WARM_UP_STEPS, RandomRows, Variant, check_fits, make_config
@@ -273,7 +273,7 @@ class _Placed:
     """What facts ask rows for."""
 
     total_steps: int
-    start: Position = Position()
+    start: Position = START
 
 
 def measure_saves(job: Job) -> Saves:
@@ -294,6 +294,7 @@ def measure_saves(job: Job) -> Saves:
         step = WARM_UP_STEPS + len(before)
         figures: list[SaveFigures] = []
         last: SaveReport | None = None
+        losses: list[str] = []
         for pool in job.pools:
             if last is not None:
                 remove_checkpoint(fs, last.folder)  # one at a time has room
