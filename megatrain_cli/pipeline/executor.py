@@ -165,8 +165,7 @@ class Executor:
         except torch.AcceleratorError as error:
             reason = str(error).splitlines()[0]
             raise DeviceError(
-                f"The device failed in {self._named(op)} ({reason}). Look at the driver's log; the "
-                "step was not finished and nothing was written."
+                f"The device failed in {self._named(op)} ({reason}). Look at the driver's log."
             ) from error
         except Exception as error:  # of torch or the model: without a place it helps nobody
             raise InternalError(f"{self._named(op)} failed: {error}") from error

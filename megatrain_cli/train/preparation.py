@@ -122,7 +122,9 @@ def prepare_attempt(
 
 @contextmanager
 def device_errors(num_rows: int) -> Iterator[None]:
-    """Turn the device's lack of memory into one clear line.
+    """Turn the device's lack of memory, or its failure, into one clear line.
+
+    A device fails behind the host's back: what it was asked last is told of it, an op or not.
 
     Args:
         num_rows: That pass through a layer at once.
@@ -135,6 +137,9 @@ def device_errors(num_rows: int) -> Iterator[None]:
             f"{str(error).splitlines()[0]} Set `pipeline.activations: recompute`, or a smaller "
             "`train.micro_batch_size`."
         ) from error
+    except torch.AcceleratorError as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"The device failed ({reason}). Look at the driver's log.") from error
 
 
 def _check_resumption(
