@@ -18,14 +18,11 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.shapes import Batch, Shape, parse_batch, parse_shape
-
-if TYPE_CHECKING:
-    pass
 
 # What a part measured; the keys are the attributes of `Saves` or `ResumeFigures`.
 Figures = Mapping[str, Any]
@@ -69,7 +66,9 @@ class PartFailed(Exception):  # noqa: N818  told in the table
 
 def measure_part(job: Mapping[str, object]) -> Figures:
     """In this process: what `part` of the job says."""
-    from scripts.checkpoint_run import Job, measure_resume, measure_saves
+    from scripts.checkpoint_parts import Job
+    from scripts.checkpoint_resumes import measure_resume
+    from scripts.checkpoint_saves import measure_saves
 
     asked = dict(job)
     part, checkpoint = str(asked.pop("part")), str(asked.pop("checkpoint"))

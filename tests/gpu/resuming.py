@@ -22,7 +22,7 @@ from tests.families import tiny_config
 from tests.torch_settings import settings_put_back
 from tests.train.workspace import make_workspace, one_thread
 
-# Qwen2.5-0.5B's widths, vocabulary and tied embedding; of its 24 layers as many as make a difference.
+# Qwen2.5-0.5B's widths, vocabulary and tied embedding, with four of its 24 layers.
 HALF_B: dict[str, Any] = {
     "layers": 4,
     "hidden": 896,

@@ -97,9 +97,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     said = place.resume(run, steps=6)
     assert "optim-layer-00001" in said
     assert losses_of(run) == whole[0][:6]
-    assert sorted(path.name for path in (run / "checkpoints").glob("step-*"))[-1] == (
-        "step-00000006"
-    )
+    assert step_folder(run, 6).is_dir()
 
 
 # Breaks the device, as far as there is one, in the forward of the 7th step.
