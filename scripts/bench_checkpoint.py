@@ -37,8 +37,7 @@ LEGEND = """\
   forward began (first compute), until the first step's loss was known (first loss), until all
   was there and verified (loaded). read, least: bytes read until the first compute, and the weights
   without which it cannot begin. ready: from the start of the process to that of the loader.
-- same loss: the losses of the first steps are, bit for bit, those of the run that was not stopped.
-"""
+- same loss: the losses of the first steps are, bit for bit, those of the run that went on."""
 
 SAVES = (
     *("pool", "before s", "beside s", "longest s", "after s", "steps", "stall s", "save s", "GB"),

@@ -110,7 +110,9 @@ class CheckpointBench:
 
     def __init__(self, job: Job) -> None:
         self.shape, batch = parse_shape(job.shape), parse_batch(job.batch)
-        self.variant = Variant(batch, overrides=job.overrides)
+        # The plan has a pool only for a run that will save.
+        saves = f"checkpoint.save_steps={job.save_at}"
+        self.variant = Variant(batch, overrides=(saves, *job.overrides))
         self.folder = Path(job.folder)
         self.console = RunConsole(None if job.verbose else Console(quiet=True))
         self.loaded = make_config(self.folder, self.shape, self.variant, _MOST_STEPS)

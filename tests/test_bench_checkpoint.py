@@ -4,14 +4,19 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from megatrain_cli.pipeline import cuda_lanes
+from megatrain_cli.pipeline.cuda_lanes import CudaLanes
 from scripts import bench_checkpoint
 from scripts.bench_checkpoint import Figures, PartFailed, measure_part
 from scripts.checkpoint_parts import Sampled
+from tests.pipeline import fake_cuda
 from tests.train.workspace import one_thread
 
 TINY = ["tiny", "--batch", "2x16", "--set", "pipeline.device=cpu", "--steps", "6", "--save-at", "3"]
@@ -35,9 +40,17 @@ def bench(folder: Path, capsys: pytest.CaptureFixture[str], *args: str) -> list[
     return results
 
 
+@pytest.mark.parametrize("streams", [False, True])
 def test_a_shape_is_saved_once_with_each_pool_and_goes_on_from_the_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    streams: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if streams:  # those of a stand-in for a GPU: updates and copies have threads of their own
+        monkeypatch.setattr(cuda_lanes, "cuda", fake_cuda)
+        lanes = partial(CudaLanes, torch.device("cpu"))
+        monkeypatch.setattr("megatrain_cli.train.assemble.InlineLanes", lanes)
     [result] = bench(tmp_path, capsys, "--pool", "0", "auto")
     assert result["reason"] == ""
     without, pooled = result["saves"]["figures"]

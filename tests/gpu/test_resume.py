@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from megatrain_cli.errors import DeviceError
-from megatrain_cli.store import arena
 from megatrain_cli.store.master import MasterStore
-from megatrain_cli.train import attempt
-from megatrain_cli.train.preparation import Prepared
+from megatrain_cli.store.pagelock import lock_pages
+from megatrain_cli.train.preparation import Prepared, prepare_attempt
 from tests.gpu.resuming import (
     Losses,
     Place,
@@ -127,6 +126,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_device_that_has_failed_for_good_loses_no_step(
     whole: tuple[Losses, State], place: Place
 ) -> None:
@@ -162,7 +162,7 @@ class Locks:
         self.refuse, self._asked = 0, 0
         if not on_gpu:
             self._pretend(monkeypatch)
-        register, lock = MasterStore.register_layer, arena.lock_pages
+        register = MasterStore.register_layer
 
         def noted(store: MasterStore, layer: int) -> None:
             register(store, layer)
@@ -172,10 +172,10 @@ class Locks:
             self._asked += 1
             if self._asked == self.refuse:
                 raise DeviceError("The driver refused.")
-            lock(address, num_bytes)
+            lock_pages(address, num_bytes)
 
         monkeypatch.setattr(MasterStore, "register_layer", noted)
-        monkeypatch.setattr(arena, "lock_pages", refusing)
+        monkeypatch.setattr("megatrain_cli.store.arena.lock_pages", refusing)
 
     def take(self) -> list[tuple[int, str, int]]:
         """The calls since the last time, in the order of layers."""
@@ -184,16 +184,15 @@ class Locks:
 
     def _pretend(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A machine whose driver can lock memory, beside a CPU that computes."""
-        prepare = attempt.prepare_attempt
         fake_driver(monkeypatch)
 
         def lockable(*args: object) -> Prepared:
-            made = prepare(*args)  # type: ignore[arg-type]  # as they were given
+            made = prepare_attempt(*args)  # type: ignore[arg-type]  # as they were given
             locked = args[0].config.store.memory != "pageable"  # type: ignore[attr-defined]
             decisions = replace(made.plan.decisions, pin_store=locked, num_slabs=0)
             return replace(made, plan=replace(made.plan, decisions=decisions))
 
-        monkeypatch.setattr(attempt, "prepare_attempt", lockable)
+        monkeypatch.setattr("megatrain_cli.train.attempt.prepare_attempt", lockable)
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
 
 
