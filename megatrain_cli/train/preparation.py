@@ -19,6 +19,7 @@ from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import DeviceError, PlanError
 from megatrain_cli.model.functions import Functions
 from megatrain_cli.model.skeleton import Skeleton
+from megatrain_cli.pipeline.executor import device_failure
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import DTYPES, check_examples, prepare
@@ -137,8 +138,10 @@ def device_errors(num_rows: int) -> Iterator[None]:
             f"{str(error).splitlines()[0]} Set `pipeline.activations: recompute`, or a smaller "
             "`train.micro_batch_size`."
         ) from error
-    except torch.AcceleratorError as error:
-        reason = str(error).splitlines()[0]
+    except RuntimeError as error:
+        reason = device_failure(error)
+        if reason is None:
+            raise
         raise DeviceError(f"The device failed ({reason}). Look at the driver's log.") from error
 
 
