@@ -135,9 +135,9 @@ class Attempt:
             if record is None:
                 break
             rescue = rescue or self._begin(run)
+            rescue.landed = run.landed  # first: what follows may fail
             self._journal.write(record)
             done = record.step
-            rescue.landed = run.landed
             if done % config.logging.log_steps == 0 or done == total:
                 self._console.step(record, total)
             asked, stop.save_wanted = stop.save_wanted, False
