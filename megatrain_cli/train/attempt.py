@@ -152,6 +152,8 @@ class Attempt:
         if self._resumption is not None:
             assert self._loader is not None
             report = self._loader.wait()
+            # Else its room would stay taken after it is retired, as long as this process lives.
+            self._resumption.checkpoint.close()
             rate = show_bytes(round(report.num_bytes / max(report.seconds, 1e-9)))
             self._console.note(
                 f"loaded {show_bytes(report.num_bytes)} in {report.seconds:.1f} s, {rate}/s; every "

@@ -10,32 +10,19 @@ import pytest
 import torch
 
 from megatrain_cli.checkpoint.fsio import FileSystem
-from megatrain_cli.config.load import load_config
 from megatrain_cli.errors import InternalError, StorageError
 from megatrain_cli.pipeline.cuda_lanes import CudaLanes
-from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.journal import Journal
 from megatrain_cli.report.records import StepRecord
 from megatrain_cli.store.clock import TileClock
-from megatrain_cli.train.resume import ResumeRequest
 from megatrain_cli.train.saving import Saving
-from megatrain_cli.train.session import resume, train
 from megatrain_cli.train.step import StepUpdate
 from tests.checkpoint.tiles import manifest_of, payloads
+from tests.train.here import resume_here, train_here
 from tests.train.threaded import use_threads
-from tests.train.workspace import make_workspace, one_thread
+from tests.train.workspace import make_workspace
 
 FAILS = 2  # the step
-
-
-def train_here(config: Path, *overrides: str) -> None:
-    with RunConsole() as console, one_thread():
-        train(load_config(config, overrides), console)
-
-
-def resume_here(run: Path) -> None:
-    with RunConsole() as console, one_thread():
-        resume(ResumeRequest(run), console)
 
 
 def fail_update(

@@ -1,0 +1,62 @@
+"""What a run holds on to while it saves again and again: files, threads."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from megatrain_cli.checkpoint.save import SaveReport
+from megatrain_cli.train.saving import Saving
+from tests.train.here import resume_here, train_here
+from tests.train.workspace import make_workspace
+
+FDS = Path("/proc/self/fd")
+
+
+def held_files() -> list[str]:
+    """Where each descriptor of this process leads to."""
+    found = []
+    for fd in FDS.iterdir():
+        try:
+            found.append(os.readlink(fd))
+        except FileNotFoundError:
+            continue  # that of the listing itself
+    return found
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
+    """Files and threads of this process at the report of each save."""
+    found: list[tuple[list[str], int]] = []
+    note = Saving._note
+
+    def look(self: Saving, report: SaveReport) -> None:
+        found.append((held_files(), threading.active_count()))
+        note(self, report)
+
+    monkeypatch.setattr(Saving, "_note", look)
+    return found
+
+
+SAVES = {"save_steps": 1, "keep_last": 1, "async_save": False}
+
+
+def test_a_retired_checkpoint_gives_its_room_back_though_the_run_resumed_from_it(
+    tmp_path: Path, seen: list[tuple[list[str], int]]
+) -> None:
+    train_here(make_workspace(tmp_path, train={"max_steps": 1}, checkpoint=SAVES))
+    resume_here(tmp_path / "run", steps=3)
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == [
+        "step-00000003"
+    ]
+    files, _ = seen[-1]
+    assert [file for file in files if "step-" in file] == []
+
+
+def test_files_and_threads_do_not_grow_with_the_saves(
+    tmp_path: Path, seen: list[tuple[list[str], int]]
+) -> None:
+    train_here(make_workspace(tmp_path, train={"max_steps": 12}, checkpoint=SAVES))
+    assert len(seen) == 12
+    assert len({(len(files), threads) for files, threads in seen[1:]}) == 1
