@@ -1,6 +1,5 @@
 """What a run holds on to while it saves again and again: files, threads."""
 
-import os
 import threading
 from pathlib import Path
 
@@ -19,7 +18,7 @@ def held_files() -> list[str]:
     found = []
     for fd in FDS.iterdir():
         try:
-            found.append(os.readlink(fd))
+            found.append(str(fd.readlink()))
         except FileNotFoundError:
             continue  # that of the listing itself
     return found
