@@ -40,6 +40,7 @@ from megatrain_cli.train.resume import Resumption
 from megatrain_cli.train.saving import Saving
 from megatrain_cli.train.step import StepUpdate, UpdateStop, finish_update
 from megatrain_cli.train.stop import StopRequest
+from megatrain_cli.train.superseded import set_aside
 from megatrain_cli.train.watchdog import HANG_SECONDS, Watchdog
 from megatrain_cli.units import show_bytes
 
@@ -181,11 +182,14 @@ class Attempt:
             self._make_saver(), facts, made.aux, checkpoint, folder, self._console, parent
         )
         saving.losses.extend(float.fromhex(loss) for loss in losses)
-        # With an update to finish too: the checkpoint has all that is needed for it.
-        saving.saved_step = None if parent is None else made.rows.start.step
+        if self._resumption is not None and not self._resumption.is_fork:
+            # With an update to finish too: the checkpoint has all that is needed for it.
+            saving.saved_step = made.rows.start.step
         self._rescue = rescue = Rescue(self._engine.store.clock, saving)
         if self._has_update_left:
             self._finish_update(run)
+            if made.rows.start.step >= made.rows.total_steps:
+                self._replace_pending(saving)
         return rescue
 
     @property
@@ -207,6 +211,14 @@ class Attempt:
         )
         layers = finish_update(self._engine.store, self._engine.updater, scalars)
         self._console.note(f"finished the update of step {pending.step} in {len(layers)} layers")
+
+    def _replace_pending(self, saving: Saving) -> None:
+        """No step follows: the last checkpoint is to be a whole one, and may need the old place."""
+        assert self._resumption is not None
+        old, saving.saved_step = self._resumption.checkpoint, None
+        if not self._resumption.is_fork and old.manifest.step == self._made.rows.start.step:
+            set_aside(FileSystem(), self._folder.path, [old.folder], self._folder.attempt)
+            self._console.note(f"{old.folder.name} was moved to superseded/")
 
     def _end(self, done: int, stop: StopRequest, left: StepUpdate | None) -> None:
         """Save what the steps have made, and say why there are no more."""

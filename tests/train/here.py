@@ -15,7 +15,9 @@ def train_here(config: Path, *overrides: str) -> None:
         train(load_config(config, overrides), console)
 
 
-def resume_here(run: Path, *overrides: str, steps: int | None = None, rewind: bool = False) -> None:
+def resume_here(
+    run: Path, *overrides: str, steps: int | None = None, fork: Path | None = None
+) -> None:
     """`megatrain resume RUN OVERRIDES`."""
     with RunConsole() as console, one_thread():
-        resume(ResumeRequest(run, overrides, steps=steps, rewind=rewind), console)
+        resume(ResumeRequest(run, overrides, steps=steps, fork=fork), console)

@@ -1,13 +1,9 @@
 """What a run saves when it fails while a save, updates and the next step are all under way."""
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.errors import InternalError, StorageError
@@ -18,31 +14,10 @@ from megatrain_cli.store.clock import TileClock
 from megatrain_cli.train.saving import Saving
 from megatrain_cli.train.step import StepUpdate
 from tests.checkpoint.tiles import manifest_of, payloads
+from tests.train.failing import FAILS, fail_update
 from tests.train.here import resume_here, train_here
 from tests.train.threaded import use_threads
 from tests.train.workspace import make_workspace
-
-FAILS = 2  # the step
-
-
-def fail_update(
-    monkeypatch: pytest.MonkeyPatch, num_updated: int, when: Callable[[], object]
-) -> None:
-    """Let the update of a step end after some layers, once something has happened."""
-    inner = StepUpdate.update
-    begun: list[int] = []
-
-    def update(
-        self: StepUpdate, layer: int, gradient: torch.Tensor, start: int, squared_norm: float
-    ) -> Future[Any] | None:
-        if self.step == FAILS:
-            begun.append(layer)
-            if len(begun) > num_updated:
-                assert when() is not False
-                raise RuntimeError("no luck")
-        return inner(self, layer, gradient, start, squared_norm)
-
-    monkeypatch.setattr(StepUpdate, "update", update)
 
 
 def test_a_save_that_waits_for_an_update_that_never_comes_does_not_keep_the_state_from_being_saved(
