@@ -122,6 +122,12 @@ class Saver:
         """Whether a save is under way."""
         return self._capture is not None
 
+    @property
+    def num_chunks(self) -> int:
+        """Written by the save that is under way: changes as long as the disk does not hang."""
+        capture = self._capture  # the thread may let go of it at any time
+        return 0 if capture is None else capture.num_chunks
+
     def begin(self, snapshot: Snapshot) -> bool:
         """Start to save; returns at once. Updates of later steps may follow.
 

@@ -43,6 +43,9 @@ class Capture:
         pool: Where updates may copy tiles to, for this save alone.
         facts: As in `Snapshot`.
 
+    Attributes:
+        num_chunks: Written so far. Several threads count, and some counts may be lost.
+
     Raises:
         MixedStateError: The layers do not belong to one step.
     """
@@ -50,6 +53,7 @@ class Capture:
     def __init__(self, store: MasterStore, pool: BouncePool, facts: Facts) -> None:
         self._store, self._pool, self._facts = store, pool, facts
         self._copies: dict[int, LayerTile] = {}
+        self.num_chunks = 0
         pending = facts.pending is not None
         step = facts.step if facts.pending is None else facts.pending.step
         self.hold = store.clock.hold(step, pending=pending, room=self._room)
@@ -129,6 +133,7 @@ class Capture:
         self, writer: LayerWriter, layer: int, copied: bool, failed: threading.Event
     ) -> Shard:
         def progress(num_bytes: int) -> None:
+            self.num_chunks += 1
             self.check()
             if failed.is_set():
                 raise HoldCancelled

@@ -266,9 +266,11 @@ class Attempt:
             # Every call to a device that has failed fails again. The process ends next.
             self._stack.pop_all()
 
-    def _progress(self) -> tuple[int, int]:
+    def _progress(self) -> tuple[int, int, int]:
         loaded = 0 if self._loader is None else self._loader.num_bytes
-        return self._engine.lanes.num_ended, loaded
+        # Updates wait for what is being saved: on a slow disk for long.
+        saved = 0 if self._rescue is None else self._rescue.saving.saver.num_chunks
+        return self._engine.lanes.num_ended, loaded, saved
 
     def _leave_hung(self) -> None:
         """End a process whose main thread will never come back. Runs on the watchdog's thread."""

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.save import SaveReport
 from megatrain_cli.train.saving import Saving
+from megatrain_cli.train.watchdog import Watchdog
 from tests.train.here import resume_here, train_here
 from tests.train.workspace import make_workspace
 
@@ -59,3 +61,26 @@ def test_files_and_threads_do_not_grow_with_the_saves(
     train_here(make_workspace(tmp_path, train={"max_steps": 12}, checkpoint=SAVES))
     assert len(seen) == 12
     assert len({(len(files), threads) for files, threads in seen[1:]}) == 1
+
+
+def test_a_save_that_goes_on_is_progress_to_the_watchdog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Updates wait for it: a large layer on a slow disk is no run that hangs."""
+    watched: list[Watchdog] = []
+    seen: list[object] = []
+    enter, write = Watchdog.__enter__, FileSystem.write
+
+    def note(self: Watchdog) -> Watchdog:
+        watched.append(self)
+        return enter(self)
+
+    def look(self: FileSystem, fd: int, buffer: memoryview, offset: int) -> int:
+        if threading.current_thread().name.startswith("save_"):  # writes a layer
+            seen.append(watched[0]._progress())
+        return write(self, fd, buffer, offset)
+
+    monkeypatch.setattr(Watchdog, "__enter__", note)
+    monkeypatch.setattr(FileSystem, "write", look)
+    train_here(make_workspace(tmp_path, train={"max_steps": 1}, checkpoint=SAVES))
+    assert len(set(seen)) > 1
