@@ -122,6 +122,12 @@ class Saver:
         """Whether a save is under way."""
         return self._capture is not None
 
+    @property
+    def num_chunks(self) -> int:
+        """Written by the save that is under way: changes as long as the disk does not hang."""
+        capture = self._capture  # the thread may let go of it at any time
+        return 0 if capture is None else capture.num_chunks
+
     def begin(self, snapshot: Snapshot) -> bool:
         """Start to save; returns at once. Updates of later steps may follow.
 
@@ -258,19 +264,28 @@ class Saver:
     def _tidy(self, folder: Path, manifest: Manifest) -> tuple[list[Path], list[str]]:
         """Point to the new checkpoint and retire old ones; it is safe whatever fails here."""
         removed: list[Path] = []
+        notes: list[str] = []
         try:
             write_latest(self._fs, folder, manifest.id, manifest.attempt)
-            if self._retention is not None:
-                keep = self._retention
-                for old in which_to_remove(
-                    candidates(keep.run, self._fs, manifest.run_id),
-                    run_id=manifest.run_id,
-                    keep_last=keep.keep_last,
-                    keep_every=keep.keep_every,
-                    protected=[folder],
-                ):
-                    remove_checkpoint(self._fs, old.folder)
-                    removed.append(old.folder)
         except MegatrainError as error:
-            return removed, [f"{folder} is saved, but: {error}"]
-        return removed, []
+            notes.append(f"{folder} is saved, but: {error}")
+        try:
+            self._retire(folder, manifest.run_id, removed)
+        except MegatrainError as error:
+            notes.append(f"{folder} is saved, but: {error}")
+        return removed, notes
+
+    def _retire(self, folder: Path, run_id: str, removed: list[Path]) -> None:
+        """Remove what the retention does not keep; each goes to `removed` as soon as it is gone."""
+        keep = self._retention
+        if keep is None:
+            return
+        for old in which_to_remove(
+            candidates(keep.run, self._fs, run_id),
+            run_id=run_id,
+            keep_last=keep.keep_last,
+            keep_every=keep.keep_every,
+            protected=[folder],
+        ):
+            remove_checkpoint(self._fs, old.folder)
+            removed.append(old.folder)

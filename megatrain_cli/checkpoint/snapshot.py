@@ -44,6 +44,9 @@ class Capture:
         facts: As in `Snapshot`.
         order: Layers in the order of the next updates.
 
+    Attributes:
+        num_chunks: Written so far. Several threads count, and some counts may be lost.
+
     Raises:
         MixedStateError: The layers do not belong to one step.
     """
@@ -53,6 +56,7 @@ class Capture:
     ) -> None:
         self._store, self._pool, self._facts = store, pool, facts
         self._copies: dict[int, LayerTile] = {}
+        self.num_chunks = 0
         pending = facts.pending is not None
         step = facts.step if facts.pending is None else facts.pending.step
         self.hold = store.clock.hold(step, pending=pending, room=self._room, order=order)
@@ -132,6 +136,7 @@ class Capture:
         self, writer: LayerWriter, layer: int, copied: bool, failed: threading.Event
     ) -> Shard:
         def progress(num_bytes: int) -> None:
+            self.num_chunks += 1
             self.check()
             if failed.is_set():
                 raise HoldCancelled

@@ -23,7 +23,8 @@ class Journal:
         self._path = path
         try:
             _remove_cut_line(path)
-            self._file = path.open("a", encoding="utf-8", newline="\n")
+            # Without a buffer: what it held back after a failure would fail again on closing.
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -34,8 +35,9 @@ class Journal:
             StorageError: The disk refused it.
         """
         try:
-            self._file.write(json.dumps(record.to_json(), allow_nan=False) + "\n")
-            self._file.flush()
+            line = json.dumps(record.to_json(), allow_nan=False).encode() + b"\n"
+            while line:
+                line = line[self._file.write(line) :]
         except OSError as error:
             raise StorageError(f"{self._path}: cannot be written: {error.strerror}") from error
 

@@ -95,6 +95,12 @@ class TileClock:
         with self._changed:
             return all(self._state_there) and all(self._weights_there)
 
+    @property
+    def torn(self) -> bool:
+        """Whether an update has begun and has not ended, or has failed."""
+        with self._changed:
+            return bool(self._torn or self._updating)
+
     def set_steps(self, steps: Sequence[int]) -> None:
         """Say how many updates each layer has had, before the first one of this run."""
         with self._changed:

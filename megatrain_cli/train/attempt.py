@@ -40,6 +40,7 @@ from megatrain_cli.train.resume import Resumption
 from megatrain_cli.train.saving import Saving
 from megatrain_cli.train.step import StepUpdate, UpdateStop, finish_update
 from megatrain_cli.train.stop import StopRequest
+from megatrain_cli.train.superseded import set_aside
 from megatrain_cli.train.watchdog import HANG_SECONDS, Watchdog
 from megatrain_cli.units import show_bytes
 
@@ -135,9 +136,9 @@ class Attempt:
             if record is None:
                 break
             rescue = rescue or self._begin(run)
+            rescue.landed = run.landed  # first: what follows may fail
             self._journal.write(record)
             done = record.step
-            rescue.landed = run.landed
             if done % config.logging.log_steps == 0 or done == total:
                 self._console.step(record, total)
             asked, stop.save_wanted = stop.save_wanted, False
@@ -152,6 +153,8 @@ class Attempt:
         if self._resumption is not None:
             assert self._loader is not None
             report = self._loader.wait()
+            # Else its room would stay taken after it is retired, as long as this process lives.
+            self._resumption.checkpoint.close()
             rate = show_bytes(round(report.num_bytes / max(report.seconds, 1e-9)))
             self._console.note(
                 f"loaded {show_bytes(report.num_bytes)} in {report.seconds:.1f} s, {rate}/s; every "
@@ -179,11 +182,14 @@ class Attempt:
             self._make_saver(), facts, made.aux, checkpoint, folder, self._console, parent
         )
         saving.losses.extend(float.fromhex(loss) for loss in losses)
-        # With an update to finish too: the checkpoint has all that is needed for it.
-        saving.saved_step = None if parent is None else made.rows.start.step
+        if self._resumption is not None and not self._resumption.is_fork:
+            # With an update to finish too: the checkpoint has all that is needed for it.
+            saving.saved_step = made.rows.start.step
         self._rescue = rescue = Rescue(self._engine.store.clock, saving)
         if self._has_update_left:
             self._finish_update(run)
+            if made.rows.start.step >= made.rows.total_steps:
+                self._replace_pending(saving)
         return rescue
 
     @property
@@ -205,6 +211,14 @@ class Attempt:
         )
         layers = finish_update(self._engine.store, self._engine.updater, scalars)
         self._console.note(f"finished the update of step {pending.step} in {len(layers)} layers")
+
+    def _replace_pending(self, saving: Saving) -> None:
+        """No step follows: the last checkpoint is to be a whole one, and may need the old place."""
+        assert self._resumption is not None
+        old, saving.saved_step = self._resumption.checkpoint, None
+        if not self._resumption.is_fork and old.manifest.step == self._made.rows.start.step:
+            set_aside(FileSystem(), self._folder.path, [old.folder], self._folder.attempt)
+            self._console.note(f"{old.folder.name} was moved to superseded/")
 
     def _end(self, done: int, stop: StopRequest, left: StepUpdate | None) -> None:
         """Save what the steps have made, and say why there are no more."""
@@ -252,9 +266,11 @@ class Attempt:
             # Every call to a device that has failed fails again. The process ends next.
             self._stack.pop_all()
 
-    def _progress(self) -> tuple[int, int]:
+    def _progress(self) -> tuple[int, int, int]:
         loaded = 0 if self._loader is None else self._loader.num_bytes
-        return self._engine.lanes.num_ended, loaded
+        # Updates wait for what is being saved: on a slow disk for long.
+        saved = 0 if self._rescue is None else self._rescue.saving.saver.num_chunks
+        return self._engine.lanes.num_ended, loaded, saved
 
     def _leave_hung(self) -> None:
         """End a process whose main thread will never come back. Runs on the watchdog's thread."""

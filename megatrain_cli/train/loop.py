@@ -24,7 +24,7 @@ class Run:
 
     Attributes:
         landed: The last step whose gradients have all landed: what is left of its update could be
-            made later from what the tiles hold. None before the first.
+            made later from what the tiles hold. None before the first, and with eager updates.
 
     Args:
         loaded: The config in force.
@@ -66,7 +66,9 @@ class Run:
             issued.clipped.wait()
             if self._stop.at is not None and self._stop.at <= index:
                 return  # computed from weights that were left half updated
-            update.landed, self.landed = True, update
+            update.landed = True
+            if not self._engine.plan.decisions.eager:
+                self.landed = update
             ended = time.perf_counter()
             yield self._record(index, rows, update, issued, began, loaded, ended)
 

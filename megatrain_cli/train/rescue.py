@@ -33,14 +33,11 @@ class Rescue:
         """
         if not self.clock.loaded:
             return "Nothing had changed since the checkpoint that the run resumed from."
-        self.clock.settle()
-        steps = self.clock.steps
+        steps, left = self.clock.steps, self._left()
         step = max(steps)
-        left = None
-        if min(steps) != step:
-            left = self.landed
-        elif self.landed is not None and self.landed.step == step + 1:
-            left = self.landed  # no layer has had it yet
+        if left is not None:
+            self.saving.saver.abandon()  # it may wait for an update that will never come
+        self.clock.settle()
         try:
             self.saving.finish(step, left)
         except MixedStateError as error:
@@ -50,3 +47,10 @@ class Rescue:
         if left is not None:
             return f"Step {left.step} was saved in the middle of its update; `resume` finishes it."
         return f"The state after step {step} is saved."
+
+    def _left(self) -> StepUpdate | None:
+        """The step whose update some layers still need, if all that it needs is in the tiles."""
+        steps, landed = set(self.clock.steps), self.landed
+        if landed is None or self.clock.torn or landed.step - 1 not in steps:
+            return None
+        return landed if steps <= {landed.step - 1, landed.step} else None

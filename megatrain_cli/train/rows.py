@@ -19,7 +19,7 @@ from megatrain_cli.data.examples import (
 )
 from megatrain_cli.data.sampler import RowStream
 from megatrain_cli.data.source import SourceFile
-from megatrain_cli.errors import InternalError
+from megatrain_cli.errors import ConfigError, InternalError
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.train.position import START, Position
@@ -154,6 +154,7 @@ def load_rows(
             so those taken before count, in whatever batches they were taken.
 
     Raises:
+        ConfigError: The run has gone beyond its passes over the data.
         DataError: A row cannot be used, or none has anything to learn.
         ModelError: The model folder has no tokenizer.
     """
@@ -171,9 +172,16 @@ def load_rows(
         steps = train.max_steps
     else:
         assert train.num_epochs is not None  # the schema wants exactly one of the two
-        left = _rows_in(train.num_epochs, len(examples)) - start.row
+        last = _rows_in(train.num_epochs, len(examples))
+        left = last - start.row
+        if left < 0:
+            raise ConfigError(
+                f"train.num_epochs: the run has taken {start.row} rows already, beyond {last}, the "
+                f"end of {train.num_epochs:g} passes over {len(examples)} rows. Ask for more, or "
+                "name an earlier checkpoint."
+            )
         rows_per_step = train.micro_batch_size * train.gradient_accumulation_steps
-        steps = start.step + math.ceil(max(0, left) / rows_per_step)
+        steps = start.step + math.ceil(left / rows_per_step)
     return TrainingRows(
         examples=examples,
         summary=summary,

@@ -79,6 +79,7 @@ class Saving:
                     "`checkpoint.save_steps`, or a faster disk, would keep training from waiting."
                 )
             return
+        self._hear(self.saver.wait)  # one that has just ended may not have been heard of
         self._begin(step)
         if not self.config.async_save:
             self._hear(self.saver.wait)

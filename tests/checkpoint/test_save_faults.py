@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from megatrain_cli.checkpoint import layer_writer
+from megatrain_cli.checkpoint.save import Retention
 from megatrain_cli.errors import InternalError, NumericsError, StorageError
 from tests.checkpoint.tiles import (
     ORDER,
@@ -30,6 +31,19 @@ def test_a_hint_that_cannot_be_written_is_a_note_and_the_checkpoint_stands(tmp_p
     assert "is saved, but" in report.notes[0]
     assert "latest.json" in report.notes[0]
     assert names(tmp_path / "checkpoints") == ["step-00000000"]
+
+
+def test_old_checkpoints_are_retired_though_the_hint_cannot_be_written(tmp_path: Path) -> None:
+    """A full disk above all: retiring is what makes room."""
+    store = make_store()
+    disk = Disk(create=fails(errno.ENOSPC, "latest", times=9))
+    saver = saver_of(store, tmp_path, disk, retention=Retention(tmp_path, keep_last=1))
+    for step in range(3):
+        store.clock.set_steps((step,) * 4)
+        saver.begin(snapshot_of(store, step))
+        (report,) = saver.wait()
+        assert "latest.json" in report.notes[0]
+    assert names(tmp_path / "checkpoints") == ["step-00000002"]
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "close", "sync_folder"])

@@ -1,6 +1,7 @@
 """`metrics.jsonl`: one valid JSON object a step; a cut last line loses nothing else."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,12 @@ def test_keys_of_a_later_version_are_left_out(tmp_path: Path) -> None:
 def test_a_journal_that_cannot_be_opened_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be written"):
         Journal(tmp_path / "no-folder" / "m.jsonl")
+
+
+def test_a_full_disk_is_a_storage_error_when_the_journal_is_left_too(tmp_path: Path) -> None:
+    """What the file still holds back fails again when it is closed."""
+    with Journal(tmp_path / "m") as journal:
+        with Path("/dev/full").open("wb") as full:
+            os.dup2(full.fileno(), journal._file.fileno())
+        with pytest.raises(StorageError, match="No space left"):
+            journal.write(record(1))
