@@ -43,7 +43,9 @@ def whole(runs: Runs) -> Path:
 
 
 @pytest.fixture
-def before_update(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, Callable[[], None]], None]:
+def before_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[int, int, Callable[[], None]], None]:
     """Sets what happens before the update of the n-th layer of a step, the first being 0."""
 
     apply = StepUpdate.update
