@@ -113,6 +113,9 @@ class LaterUpdates:
     def clip(self, loss: float, squared_norms: Sequence[float]) -> None:
         self._inner.clip(loss, squared_norms)
 
+    def wants_gradients(self) -> bool:
+        return self._inner.wants_gradients()
+
     def update(
         self, layer: int, gradient: torch.Tensor, start: int, squared_norm: float
     ) -> Pending:

@@ -34,6 +34,13 @@ class HostWork(Protocol):
         Deferred updates begin after it; eager ones may have begun, and may not have ended.
         """
 
+    def wants_gradients(self) -> bool:
+        """Whether gradients may land; else the tiles keep those that they have.
+
+        Asked before each gradient, or piece of one, leaves for the host and before it is moved on
+        there: when the updates of its layer in the steps before have ended.
+        """
+
     def update(
         self, layer: int, gradient: torch.Tensor, start: int, squared_norm: float
     ) -> Pending | None:
@@ -95,8 +102,12 @@ class Executor:
             Kind.RECOMPUTE: lambda op, step, host: compute.recompute(op, step),
             Kind.BACKWARD: lambda op, step, host: compute.backward(op, step),
             Kind.REPORT: lambda op, step, host: compute.report(),
-            Kind.STREAM_OUT: lambda op, step, host: moves.stream_out(op),
-            Kind.ACCUMULATE: lambda op, step, host: moves.accumulate(op),
+            Kind.STREAM_OUT: lambda op, step, host: (
+                moves.stream_out(op) if host.wants_gradients() else None
+            ),
+            Kind.ACCUMULATE: lambda op, step, host: (
+                moves.accumulate(op) if host.wants_gradients() else None
+            ),
             Kind.OFFLOAD: lambda op, step, host: buffers.hidden.move(op, self._shape(op, step)),
             Kind.FETCH: lambda op, step, host: buffers.hidden.move(op, self._shape(op, step)),
             Kind.CLIP: lambda op, step, host: self._clip(host),

@@ -98,6 +98,10 @@ class StepUpdate:
         scale = clip_coefficient(self.grad_norm, self._max_norm)
         self._adam = AdamStep(**{**vars(self._adam), "grad_scale": scale})
 
+    def wants_gradients(self) -> bool:
+        """Not behind a step that was left: what waits in the tiles is that step's."""
+        return self._stop.at is None or self._stop.at >= self.step
+
     def update(
         self, layer: int, gradient: torch.Tensor, start: int, squared_norm: float
     ) -> Future[WorkSpan] | None:
