@@ -137,7 +137,11 @@ def test_a_damaged_checkpoint_is_passed_over_while_a_run_goes_on(runs: Runs, who
     ("warmup", "stopped", "rates"),
     [
         (0, 5, [1e-5, 9e-6, 8e-6, 7e-6, 6e-6, 5e-6, 4e-6, 3e-6, 2e-6, 1e-6]),
-        (4, 2, [0, 2.5e-6, 5e-6, 7.5e-6, 1e-5, 1e-5 * 5 / 6, 1e-5 * 4 / 6, 5e-6, 1e-5 / 3, 1e-5 / 6]),
+        (
+            4,
+            2,
+            [0, 2.5e-6, 5e-6, 7.5e-6, 1e-5, 1e-5 * 5 / 6, 1e-5 * 4 / 6, 5e-6, 1e-5 / 3, 1e-5 / 6],
+        ),
     ],
 )
 def test_the_learning_rate_goes_on_where_it_was(
@@ -155,11 +159,13 @@ def test_the_learning_rate_goes_on_where_it_was(
     found = [float.fromhex(str(record["learning_rate"])) for record in steps_of(run)]
     assert found == pytest.approx(rates, rel=1e-12)
     whole = runs.train("whole")
-    assert [r["learning_rate"] for r in steps_of(run)] == [r["learning_rate"] for r in steps_of(whole)]
+    assert [r["learning_rate"] for r in steps_of(run)] == [
+        r["learning_rate"] for r in steps_of(whole)
+    ]
 
 
 def test_updates_too_small_for_bf16_add_up_over_resumes(tmp_path: Path) -> None:
-    """With BF16 masters, or masters read from BF16 weights, a rate this low would change nothing."""
+    """With masters that a resume rounds to BF16 a rate this low would change nothing."""
     runs = workspace(tmp_path, optimizer={"learning_rate": 1e-6}, schedule={"type": "constant"})
     whole = runs.train("whole", "checkpoint.save_steps=1", "checkpoint.keep_last=9")
     run = runs.train("run", after={1: stop}, ends=Stopped)
