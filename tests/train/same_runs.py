@@ -58,7 +58,8 @@ def checkpoints(run: Path) -> list[Path]:
 
 def differences(one: Path, other: Path) -> Differences:
     """Compare two run folders."""
-    step, numbers = None, ()
+    step: int | None = None
+    numbers: tuple[str, ...] = ()
     lefts, rights = steps_of(one), steps_of(other)
     for number, (left, right) in enumerate(zip(lefts, rights, strict=False), 1):
         if left != right:

@@ -1,6 +1,7 @@
 """Bit-exact resume from another folder, on another path, with other buffers, and as another run."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,11 @@ TOTAL = 6
 KEEP = "checkpoint.save_steps=2", "checkpoint.keep_last=9", "checkpoint.async_save=false"
 
 
-def workspace(folder: Path, **sections: dict[str, object]) -> Runs:
-    train: dict[str, object] = {"max_steps": TOTAL, "micro_batch_size": 2}
-    config = make_workspace(
-        folder,
-        "qwen3",
-        tied=True,
-        model={"layers": 2},
-        data={"shuffle": True},
-        **{"train": train, "schedule": {"type": "cosine"}} | sections,
-    )
+def workspace(folder: Path, **sections: Mapping[str, object]) -> Runs:
+    sections.setdefault("train", {"max_steps": TOTAL, "micro_batch_size": 2})
+    sections.setdefault("schedule", {"type": "cosine"})
+    sections["data"] = {"shuffle": True}
+    config = make_workspace(folder, "qwen3", tied=True, model={"layers": 2}, **sections)  # type: ignore[arg-type]  # the sections alone
     return Runs(config, ("model.dtype=bfloat16", "optimizer.master=fp32_split"))
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from megatrain_cli.errors import Stopped
-from tests.train.same_runs import checkpoints, differences, manifest_of
+from tests.checkpoint.tiles import manifest_of
+from tests.train.same_runs import checkpoints, differences
 from tests.train.whole_runs import Runs, stop
 from tests.train.workspace import make_workspace
 
