@@ -22,26 +22,14 @@ from megatrain_cli.train.assemble import prepare, update_order
 from tests.checkpoint.tiles import manifest_of, payloads, saver_of
 from tests.train.command import run_command
 from tests.train.same_runs import checkpoints, differences, differing_tensors, steps_of
-from tests.train.whole_runs import Died, Runs, die, stop
-from tests.train.workspace import make_workspace
+from tests.train.whole_runs import Died, Runs, die, stop, with_dropout
 
-SPLIT = ("model.dtype=bfloat16", "optimizer.master=fp32_split")
 TOTAL = 8  # of 12 rows, 2 a step: the first epoch ends with step 6
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    folder = tmp_path_factory.mktemp("exact")
-    config = make_workspace(
-        folder,
-        "gpt2",
-        tied=True,
-        model={"layers": 2, "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
-        data={"shuffle": True},
-        train={"max_steps": TOTAL, "micro_batch_size": 1, "gradient_accumulation_steps": 2},
-        schedule={"type": "cosine", "warmup_steps": 2},
-    )
-    return Runs(config, SPLIT)
+    return with_dropout(tmp_path_factory.mktemp("exact"), TOTAL)
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,30 @@ from megatrain_cli.errors import CorruptError, Stopped
 from tests.checkpoint.tiles import manifest_of
 from tests.train.same_runs import checkpoints, differences, differing_tensors, steps_of
 from tests.train.test_outlook import flip
-from tests.train.whole_runs import Died, Runs, die, stop
+from tests.train.whole_runs import SPLIT, Died, Runs, die, stop
 from tests.train.workspace import make_workspace
 
 TOTAL = 6
 KEEP = "checkpoint.save_steps=2", "checkpoint.keep_last=9", "checkpoint.async_save=false"
 
 
-def workspace(folder: Path, **sections: Mapping[str, object]) -> Runs:
-    sections.setdefault("train", {"max_steps": TOTAL, "micro_batch_size": 2})
-    sections.setdefault("schedule", {"type": "cosine"})
-    sections["data"] = {"shuffle": True}
-    config = make_workspace(folder, "qwen3", tied=True, model={"layers": 2}, **sections)  # type: ignore[arg-type]  # the sections alone
-    return Runs(config, ("model.dtype=bfloat16", "optimizer.master=fp32_split"))
+def workspace(
+    folder: Path,
+    steps: int = TOTAL,
+    schedule: Mapping[str, object] | None = None,
+    **optimizer: object,
+) -> Runs:
+    config = make_workspace(
+        folder,
+        "qwen3",
+        tied=True,
+        model={"layers": 2},
+        data={"shuffle": True},
+        train={"max_steps": steps, "micro_batch_size": 2},
+        optimizer=optimizer,
+        schedule=schedule or {"type": "cosine"},
+    )
+    return Runs(config, SPLIT)
 
 
 @pytest.fixture(scope="module")
@@ -144,12 +155,8 @@ def test_the_learning_rate_goes_on_where_it_was(
     warmup: int, stopped: int, rates: list[float], tmp_path: Path
 ) -> None:
     """RES-01: a function of the step's number, as used by that step."""
-    runs = workspace(
-        tmp_path,
-        train={"max_steps": 10, "micro_batch_size": 1},
-        optimizer={"learning_rate": 1e-5},
-        schedule={"type": "linear", "warmup_steps": warmup},
-    )
+    schedule = {"type": "linear", "warmup_steps": warmup}
+    runs = workspace(tmp_path, 10, schedule, learning_rate=1e-5)
     run = runs.train("run", after={stopped: stop}, ends=Stopped)
     runs.resume(run)
     found = [float.fromhex(str(record["learning_rate"])) for record in steps_of(run)]
@@ -162,7 +169,7 @@ def test_the_learning_rate_goes_on_where_it_was(
 
 def test_updates_too_small_for_bf16_add_up_over_resumes(tmp_path: Path) -> None:
     """With masters that a resume rounds to BF16 a rate this low would change nothing."""
-    runs = workspace(tmp_path, optimizer={"learning_rate": 1e-6}, schedule={"type": "constant"})
+    runs = workspace(tmp_path, TOTAL, {"type": "constant"}, learning_rate=1e-6)
     whole = runs.train("whole", "checkpoint.save_steps=1", "checkpoint.keep_last=9")
     run = runs.train("run", after={1: stop}, ends=Stopped)
     for step in range(2, TOTAL):

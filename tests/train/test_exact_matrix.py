@@ -7,12 +7,12 @@ import pytest
 from megatrain_cli.errors import Stopped
 from tests.checkpoint.tiles import manifest_of
 from tests.train.same_runs import checkpoints, differences
-from tests.train.whole_runs import Runs, stop
+from tests.train.whole_runs import SPLIT, Runs, stop
 from tests.train.workspace import make_workspace
 
 MASTERS = {
     "float32": ("model.dtype=float32", "optimizer.master=fp32"),
-    "split": ("model.dtype=bfloat16", "optimizer.master=fp32_split"),
+    "split": SPLIT,
     "fp32": ("model.dtype=bfloat16", "optimizer.master=fp32"),
     "bf16": ("model.dtype=bfloat16", "optimizer.master=bf16"),
     "stochastic": ("model.dtype=bfloat16", "optimizer.master=bf16_stochastic"),

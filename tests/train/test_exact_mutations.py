@@ -28,8 +28,7 @@ from tests.train.damage import (
     zeroed,
 )
 from tests.train.same_runs import checkpoints, differences, steps_of
-from tests.train.whole_runs import Runs, stop
-from tests.train.workspace import make_workspace
+from tests.train.whole_runs import Runs, stop, with_dropout
 
 SAVED, TOTAL = 4, 8
 AT_ONCE = SAVED + 1
@@ -132,16 +131,7 @@ class Halfway:
 
 @pytest.fixture(scope="module")
 def halfway(tmp_path_factory: pytest.TempPathFactory) -> Halfway:
-    config = make_workspace(
-        tmp_path_factory.mktemp("mutations"),
-        "gpt2",
-        tied=True,
-        model={"layers": 2, "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
-        data={"shuffle": True},
-        train={"max_steps": TOTAL, "micro_batch_size": 1, "gradient_accumulation_steps": 2},
-        schedule={"type": "cosine", "warmup_steps": 2},
-    )
-    runs = Runs(config, ("model.dtype=bfloat16", "optimizer.master=fp32_split"))
+    runs = with_dropout(tmp_path_factory.mktemp("mutations"), TOTAL)
     return Halfway(
         runs, runs.train("whole"), runs.train("stopped", after={SAVED: stop}, ends=Stopped)
     )

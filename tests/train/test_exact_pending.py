@@ -14,8 +14,7 @@ from megatrain_cli.errors import Stopped
 from megatrain_cli.train.step import StepUpdate
 from tests.checkpoint.tiles import manifest_of
 from tests.train.same_runs import checkpoints, differences
-from tests.train.whole_runs import Died, Runs, die, stop
-from tests.train.workspace import make_workspace
+from tests.train.whole_runs import Died, Runs, die, stop, with_dropout
 
 EARLY = "checkpoint.include_gradients=true"
 LAYERS = 4  # embedding, two decoder layers, head
@@ -24,17 +23,8 @@ TOTAL = 5
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    config = make_workspace(
-        tmp_path_factory.mktemp("pending"),
-        "gpt2",
-        tied=True,
-        model={"layers": 2, "attn_pdrop": 0.1, "resid_pdrop": 0.1},
-        data={"shuffle": True},
-        train={"max_steps": TOTAL, "micro_batch_size": 1, "gradient_accumulation_steps": 2},
-        optimizer={"max_grad_norm": 0.01},  # clips every step
-        schedule={"type": "linear"},
-    )
-    return Runs(config, ("model.dtype=bfloat16", "optimizer.master=fp32_split"))
+    # Clips every step.
+    return with_dropout(tmp_path_factory.mktemp("pending"), TOTAL, max_grad_norm=0.01)
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,7 @@ def interrupt(runs: Runs, run: Path, draw: random.Random) -> int:
     raise AssertionError("it never ends")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_each_row_is_learnt_once_an_epoch_whatever_happens_on_the_way(
     seed: int, config: Path
@@ -73,6 +74,7 @@ def test_each_row_is_learnt_once_an_epoch_whatever_happens_on_the_way(
     assert not differences(one, run)
 
 
+@pytest.mark.slow
 def test_another_batch_size_takes_the_rows_that_are_left(config: Path) -> None:
     """F73: refused unless it is named; the position is counted in rows."""
     whole, runs = Runs(config), Runs(config)

@@ -25,8 +25,7 @@ from tests.checkpoint.loading import ReadDisk
 from tests.checkpoint.tiles import manifest_of
 from tests.train.same_runs import checkpoints, differences, differing_tensors
 from tests.train.threaded import use_threads
-from tests.train.whole_runs import Died, Runs, die, stop
-from tests.train.workspace import make_workspace
+from tests.train.whole_runs import Died, Runs, die, stop, with_dropout
 
 TOTAL = 6
 PATIENCE = 60  # seconds; a test that is right never waits so long
@@ -35,17 +34,8 @@ EVERY = "checkpoint.save_steps=1", "checkpoint.keep_last=9", "checkpoint.paranoi
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    config = make_workspace(
-        tmp_path_factory.mktemp("threads"),
-        "gpt2",
-        tied=True,
-        model={"layers": 3, "attn_pdrop": 0.1, "resid_pdrop": 0.1},
-        data={"shuffle": True},
-        train={"max_steps": TOTAL, "micro_batch_size": 1, "gradient_accumulation_steps": 2},
-        optimizer={"max_grad_norm": 0.01},
-        schedule={"type": "cosine"},
-    )
-    return Runs(config, ("model.dtype=bfloat16", "optimizer.master=fp32_split"))
+    folder = tmp_path_factory.mktemp("threads")
+    return with_dropout(folder, TOTAL, layers=3, max_grad_norm=0.01)  # clips every step
 
 
 @pytest.fixture(scope="module")

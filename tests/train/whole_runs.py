@@ -16,7 +16,7 @@ from megatrain_cli.report.records import StepRecord
 from megatrain_cli.train.resume import ResumeRequest
 from megatrain_cli.train.rows import TrainingRows
 from megatrain_cli.train.session import resume, train
-from tests.train.workspace import one_thread
+from tests.train.workspace import make_workspace, one_thread
 
 Actions = Mapping[int, Callable[[], object]]
 """What happens once a step's line is in the journal, before its checkpoint begins."""
@@ -49,6 +49,9 @@ class Heard(RunConsole):
     @property
     def said(self) -> str:
         return self._file.getvalue()
+
+
+SPLIT = ("model.dtype=bfloat16", "optimizer.master=fp32_split")
 
 
 @dataclass
@@ -107,3 +110,18 @@ class Runs:
             patch.setattr(TrainingRows, "ids_of_step", note)
             with pytest.raises(ends) if ends else nullcontext():
                 yield
+
+
+def with_dropout(folder: Path, steps: int, layers: int = 2, **optimizer: object) -> Runs:
+    """Runs of a tied GPT-2 with dropout, 2 of 12 shuffled rows a step, and a cosine to its end."""
+    config = make_workspace(
+        folder,
+        "gpt2",
+        tied=True,
+        model={"layers": layers, "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
+        data={"shuffle": True},
+        train={"max_steps": steps, "micro_batch_size": 1, "gradient_accumulation_steps": 2},
+        optimizer=optimizer,
+        schedule={"type": "cosine", "warmup_steps": 2},
+    )
+    return Runs(config, SPLIT)
