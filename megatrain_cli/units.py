@@ -25,3 +25,15 @@ def show_count(count: int) -> str:
 def round_up(value: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
+
+
+def show_duration(seconds: float) -> str:
+    """Seconds as `42 s`, `12 min`, `3 h 05 min` or `2 d 4 h`."""
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if minutes < 100:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    return f"{hours // 24} d {hours % 24} h"

@@ -170,7 +170,7 @@ class Bench:
         if torch.cuda.is_available():
             torch.compiler.reset()  # or shape upon shape would reach dynamo's limit of 8 a function
         with tempfile.TemporaryDirectory(prefix="megatrain-bench-") as folder:
-            loaded = self._config(Path(folder), variant)
+            loaded = make_config(Path(folder), self._shape, variant, self._steps)
             before = self._store
             with self._engine(loaded) as engine:
                 rows = RandomRows(self._shape, variant, engine.plan.decisions, self._steps)
@@ -221,29 +221,6 @@ class Bench:
         if store is not None:
             store.close()
 
-    def _config(self, folder: Path, variant: Variant) -> LoadedConfig:
-        write_model(folder / "model", self._shape)
-        config = {
-            "model": {"path": "model", "init": "random"},
-            "data": {
-                "train": "never-read.jsonl",
-                "max_length": variant.batch.length,
-            },
-            "train": {
-                "output_dir": "never-written",
-                "max_steps": self._steps,
-                "micro_batch_size": variant.batch.rows // variant.accumulation,
-                "gradient_accumulation_steps": variant.accumulation,
-            },
-        }
-        (folder / "config.yaml").write_text(json.dumps(config))
-        loaded = load_config(folder / "config.yaml", variant.overrides)
-        if variant.packed is None:
-            return loaded
-        # Rows of our own making are packed; the config's own packing is another matter.
-        data = loaded.config.data.model_copy(update={"packing": True})
-        return replace(loaded, config=loaded.config.model_copy(update={"data": data}))
-
     @contextmanager
     def _engine(self, loaded: LoadedConfig) -> Iterator[Engine]:
         """An engine over the store of the run before, if it is kept as this run wants it."""
@@ -257,9 +234,9 @@ class Bench:
             unbilled = plan.machine.host_bytes + self._store.num_bytes
             machine = replace(plan.machine, host_bytes=unbilled)
             plan = make_plan(config, skeleton.spec, skeleton.layouts, machine, plan.known)
-        _check(plan)
+        check_fits(plan)
         plan, functions = warm_up(config, skeleton, plan, config.data.max_length, self._console)
-        _check(plan)
+        check_fits(plan)
         self._console.plan(plan)
         engine = assemble(loaded, skeleton, plan, functions, self._console, self._store)
         try:
@@ -268,7 +245,33 @@ class Bench:
             self._store = engine.leave_store()
 
 
-def _check(plan: RunPlan) -> None:
+def make_config(folder: Path, shape: Shape, variant: Variant, steps: int) -> LoadedConfig:
+    """The config of a run on rows of our own making; its model's folder is written to `folder`."""
+    write_model(folder / "model", shape)
+    config = {
+        "model": {"path": "model", "init": "random"},
+        "data": {
+            "train": "never-read.jsonl",
+            "max_length": variant.batch.length,
+        },
+        "train": {
+            "output_dir": "never-written",
+            "max_steps": steps,
+            "micro_batch_size": variant.batch.rows // variant.accumulation,
+            "gradient_accumulation_steps": variant.accumulation,
+        },
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    loaded = load_config(folder / "config.yaml", variant.overrides)
+    if variant.packed is None:
+        return loaded
+    # Rows of our own making are packed; the config's own packing is another matter.
+    data = loaded.config.data.model_copy(update={"packing": True})
+    return replace(loaded, config=loaded.config.model_copy(update={"data": data}))
+
+
+def check_fits(plan: RunPlan) -> None:
+    """Raise PlanError if it does not."""
     if plan.shortfalls:
         raise PlanError("\n".join(plan.shortfalls))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from megatrain_cli.config.changes import CLASSES, KINDS
 from megatrain_cli.config.names import KEYS
 from megatrain_cli.pipeline.breakdown import Breakdown
 from scripts.config_reference import PAGE, reference
@@ -14,8 +15,19 @@ ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
 CHECKPOINT_FORMAT = ROOT / "docs" / "checkpoint-format.md"
-PAGES = (ROOT / "README.md", GUIDE, ARCHITECTURE, BENCHMARKS, CHECKPOINT_FORMAT, PAGE)
+FAILURES = ROOT / "docs" / "failure-modes.md"
+PAGES = (
+    ROOT / "README.md",
+    GUIDE,
+    ARCHITECTURE,
+    BENCHMARKS,
+    CHECKPOINTS,
+    CHECKPOINT_FORMAT,
+    FAILURES,
+    PAGE,
+)
 
 SOURCES = sorted((ROOT / "megatrain_cli").rglob("*.py"))
 WORDS = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)))
@@ -87,3 +99,41 @@ def test_dotted_config_keys_that_a_page_names_exist(page: Path) -> None:
     )
     files = {name for name in named if name.endswith((".py", ".md", ".yaml"))}
     assert sorted(named - files - set(KEYS)) == []
+
+
+def test_every_failure_has_a_row_with_a_test_that_exists_or_a_reason() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in FAILURES.read_text(encoding="utf-8").splitlines()
+        if re.match(r"\| F\d", line)
+    ]
+    assert [row[0].strip("| ") for row in rows] == [f"F{number:02}" for number in range(1, 77)]
+    missing = []
+    for name, _, _, proof in rows:
+        tests = re.findall(r"`([\w/]+\.py)::(\w+)`", proof)
+        assert tests or "no test" in proof, name
+        missing += [f"{file}::{test}" for file, test in tests if not _has_test(file, test)]
+    assert missing == []
+
+
+def _has_test(file: str, test: str) -> bool:
+    path = ROOT / "tests" / file
+    return path.is_file() and f"def {test}(" in path.read_text(encoding="utf-8")
+
+
+def test_the_table_of_changes_on_resume_is_that_of_the_code() -> None:
+    """`docs/checkpoints.md` against `config/changes.py`."""
+    text = section(CHECKPOINTS.read_text(encoding="utf-8"), "What may change")
+    for kind in KINDS:
+        [row] = re.findall(rf"^\| {kind} \|.*\| (.*) \|$", text, re.MULTILINE)
+        assert re.findall(r"`([\w.]+)`", row) == [k for k, v in CLASSES.items() if v == kind]
+
+
+def test_the_fingerprint_told_is_that_of_the_code() -> None:
+    """`docs/checkpoints.md` against the keys that `train/numerics.py` makes."""
+    source = (ROOT / "megatrain_cli" / "train" / "numerics.py").read_text(encoding="utf-8")
+    keys = re.findall(r"^        \"(\w+)\": ", source, re.MULTILINE)
+    told = section(CHECKPOINTS.read_text(encoding="utf-8"), "Bit for bit")
+    rows = [line for line in told.splitlines() if line.startswith("| ")]
+    assert set(re.findall(r"`(\w+)`", "\n".join(rows))) == set(keys)
+    assert len(keys) > 15

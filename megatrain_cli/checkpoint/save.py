@@ -133,7 +133,7 @@ class Saver:
         """
         if self.in_flight:
             return False
-        capture = self._capture = Capture(self._store, self.pool, snapshot.facts)
+        capture = self._capture = Capture(self._store, self.pool, snapshot.facts, self._order)
         self._thread = self._start(lambda: self._run(capture, snapshot.aux))
         return True
 

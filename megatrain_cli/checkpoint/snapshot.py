@@ -42,17 +42,20 @@ class Capture:
         store: Whose tiles.
         pool: Where updates may copy tiles to, for this save alone.
         facts: As in `Snapshot`.
+        order: Layers in the order of the next updates.
 
     Raises:
         MixedStateError: The layers do not belong to one step.
     """
 
-    def __init__(self, store: MasterStore, pool: BouncePool, facts: Facts) -> None:
+    def __init__(
+        self, store: MasterStore, pool: BouncePool, facts: Facts, order: Sequence[int]
+    ) -> None:
         self._store, self._pool, self._facts = store, pool, facts
         self._copies: dict[int, LayerTile] = {}
         pending = facts.pending is not None
         step = facts.step if facts.pending is None else facts.pending.step
-        self.hold = store.clock.hold(step, pending=pending, room=self._room)
+        self.hold = store.clock.hold(step, pending=pending, room=self._room, order=order)
 
     @property
     def facts(self) -> Facts:

@@ -1,8 +1,11 @@
 """What a manifest says, in words: the facts of a checkpoint, and its shards in groups."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+
+from pydantic import JsonValue
 
 from megatrain_cli.checkpoint.manifest import Manifest
 from megatrain_cli.checkpoint.places import short
@@ -68,9 +71,27 @@ def facts_in_words(manifest: Manifest) -> Iterator[tuple[str, str]]:
     losses = [f"{float.fromhex(loss):.6g}" for loss in manifest.losses_tail[-_SHOWN_LOSSES:]]
     yield "last losses", " ".join(losses) or "none"
     if manifest.changes:
-        yield "changed", "; ".join(_plain(change) for change in manifest.changes)
+        yield "changed", "; ".join(_plain(change_in_words(change)) for change in manifest.changes)
     files = len(tuple(manifest.parts)) + len(manifest.aux)
     yield "files", f"{files}, {show_bytes(manifest.bytes_total)}"
+
+
+def change_in_words(change: Mapping[str, JsonValue]) -> str:
+    """One entry of a lineage: `train.max_steps 100 -> 120 at step 100`."""
+    old, new = (_value(change.get(which)) for which in ("old", "new"))
+    return f"{change.get('key')} {old} -> {new} at step {change.get('step')}"
+
+
+def _value(value: JsonValue) -> str:
+    """As it stood in the config; floats are kept as hexadecimal texts."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, str):
+        try:
+            return f"{float.fromhex(value):g}" if "0x" in value else value
+        except (ValueError, OverflowError):
+            return value
+    return json.dumps(value)
 
 
 def _group(shard: Shard) -> ShardGroup:

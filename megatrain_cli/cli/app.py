@@ -14,7 +14,7 @@ import typer
 from megatrain_cli import __version__
 from megatrain_cli.cli import export, inspect, plan, probe, resume, train
 from megatrain_cli.cli.options import TAKES_OVERRIDES
-from megatrain_cli.errors import InternalError, MegatrainError
+from megatrain_cli.errors import DeviceError, InternalError, MegatrainError
 from megatrain_cli.report.listener import Listener
 
 _EPILOG = (
@@ -75,8 +75,19 @@ def main() -> None:
         sys.excepthook(*sys.exc_info())
         sys.exit(InternalError.exit_code)
     except MegatrainError as error:
-        Listener().write(f"{error}\n")
+        said = Listener()
+        said.write(f"{error}\n")
+        if isinstance(error, DeviceError) and _has_used_a_device():
+            # Destructors would ask it once more, and an error there aborts the process from C++.
+            said.flush()
+            os._exit(error.exit_code)
         sys.exit(error.exit_code)
+
+
+def _has_used_a_device() -> bool:
+    """Whether this process has a CUDA context; torch may never have been imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -77,9 +77,10 @@ def export(
             reread=check_written,
             threads=count_threads(),
         )
+        count = len(done.files)
         say(
-            f"exported {held.folder} to {done.folder}: {len(done.files)} weight files, {done.dtype}"
-            f", {show_bytes(done.num_bytes)}",
+            f"exported {held.folder} to {done.folder}: {count} weight file{'s' * (count > 1)}, "
+            f"{done.dtype}, {show_bytes(done.num_bytes)}",
             data(),
         )
 

@@ -47,11 +47,15 @@ def plan(
     from megatrain_cli.pipeline.ops import schedule_text
     from megatrain_cli.report.console import data, talk
     from megatrain_cli.report.plan_view import say, show_plan
-    from megatrain_cli.train.assemble import plan_run, schedule_of
+    from megatrain_cli.train.assemble import prepare, schedule_of
+    from megatrain_cli.train.forecast import forecast
 
-    run_plan = plan_run(loaded, there)
+    skeleton, run_plan = prepare(loaded, there)
+    train, saves = loaded.config.train, loaded.config.checkpoint
+    expected = forecast(run_plan, skeleton.spec, train.max_steps, saves.save_steps)
     if as_json:
         values = {**run_plan.to_json(), "config": loaded.config.model_dump(mode="json")}
+        values |= expected.to_json() if expected else {}
         if schedule:
             values["schedule"] = schedule_text(schedule_of(run_plan)).splitlines()
         typer.echo(json.dumps(values, indent=2))
@@ -63,6 +67,8 @@ def plan(
             say(f"{key} = {value}", console)
         say("", console)
         show_plan(run_plan, console)
+        for line in expected.lines() if expected else ():
+            say(line, console)
         if schedule:
             typer.echo()
             typer.echo(schedule_text(schedule_of(run_plan)))

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from pydantic import JsonValue
 
+from megatrain_cli.config.aliases import ALIASES
 from megatrain_cli.config.names import nearest
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import ConfigError, IncompatibleError
@@ -223,6 +224,9 @@ def _explain(word: str, found: Sequence[str]) -> str:
         return f"`{word}` may be {' or '.join(f'`{key}`' for key in found)}. Name one of them"
     if found:
         return f"`{found[0]}` is part of what the checkpoint is; it cannot change on resume"
+    if word in ALIASES:
+        tool, key = ALIASES[word]
+        return f"there is no key `{word}`; this is {tool}'s name for `{key}`"
     near = nearest(word, [*CLASSES, *(key.partition(".")[2] for key in CLASSES)])
     return f"there is no key `{word}`" + (f". Did you mean `{near}`?" if near else "")
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from megatrain_cli.plan.rates import LAYER_WIDTH
 from megatrain_cli.units import GIB, KIB, MIB
 
 # All in all; a probe is promised to take less than a minute, imports and the end of a compile that
@@ -55,7 +56,7 @@ FULL = Amounts(
     lock_step_bytes=64 * MIB,
     disk_bytes=GIB,
     matmul_size=8192,
-    layer_width=2048,
+    layer_width=LAYER_WIDTH,
     layer_tokens=(8, 1024),
 )
 

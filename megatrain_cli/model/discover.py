@@ -1,6 +1,7 @@
 """From a model folder's config.json to a `Skeleton`. Reads no weights."""
 
 import json
+import mmap
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,6 +137,8 @@ def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: st
         has_dropout=has_dropout,
         max_positions=getattr(config, "max_position_embeddings", None),
         num_heads=getattr(config, "num_attention_heads", 1),
+        attention_width=_attention_width(config),
+        window=_window(config),
     )
     skeleton = Skeleton(
         spec=spec,
@@ -152,10 +155,26 @@ def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: st
     return replace(skeleton, spec=replace(spec, lookup=is_lookup(skeleton)))
 
 
+def _attention_width(config: PreTrainedConfig) -> int:
+    heads: int = getattr(config, "num_attention_heads", 1)
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads * size
+
+
+def _window(config: PreTrainedConfig) -> int | None:
+    """The sliding window of layers that have one; Qwen names one that is switched off."""
+    if not getattr(config, "use_sliding_window", True):
+        return None
+    window = getattr(config, "sliding_window", None)
+    return window if isinstance(window, int) else None
+
+
 def is_lookup(skeleton: Skeleton) -> bool:
     """Whether the prologue's backward reads none of its weights; looks at one token's graph."""
     prologue = Prologue(skeleton)
-    flat = torch.zeros(skeleton.layouts[0].numel, dtype=skeleton.dtype)  # untouched pages are free
+    # Fresh pages are zeros that cost nothing until they are touched; torch's own would be written.
+    pages = mmap.mmap(-1, skeleton.layouts[0].numel * skeleton.dtype.itemsize)
+    flat = torch.frombuffer(pages, dtype=skeleton.dtype)
     start, end = flat.data_ptr(), flat.data_ptr() + flat.nbytes
     saved: list[bool] = []
 

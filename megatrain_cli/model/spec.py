@@ -58,6 +58,9 @@ class ModelSpec:
         num_heads: Attention heads of a layer, for memory estimates.
         lookup: What comes before the decoder layers needs no weights in its backward.
         max_positions: Longest sequence that the model defines positions for; None if unbounded.
+        attention_width: Heads of queries times their size.
+        window: Tokens that a token sees, itself included, in layers that do not see all; None where
+            every layer sees all. Layers that see all do not change it.
     """
 
     architecture: str
@@ -69,6 +72,8 @@ class ModelSpec:
     max_positions: int | None
     num_heads: int = 1
     lookup: bool = False
+    attention_width: int = 0
+    window: int | None = None
 
     @property
     def embed(self) -> LayerSpec:

@@ -173,13 +173,12 @@ class Executor:
             yield
         except (MegatrainError, torch.OutOfMemoryError):  # say what to do about it already
             raise
-        except torch.AcceleratorError as error:
-            reason = str(error).splitlines()[0]
-            raise DeviceError(
-                f"The device failed in {self._named(op)} ({reason}). Look at the driver's log; the "
-                "step was not finished and nothing was written."
-            ) from error
         except Exception as error:  # of torch or the model: without a place it helps nobody
+            reason = device_failure(error)
+            if reason is not None:
+                raise DeviceError(
+                    f"The device failed in {self._named(op)} ({reason}). Look at the driver's log."
+                ) from error
             raise InternalError(f"{self._named(op)} failed: {error}") from error
 
     def _named(self, op: Op) -> str:
@@ -214,6 +213,19 @@ class Executor:
         for event in op.records:
             if event.name == "buffer_free":
                 self._buffers.slots[event.buffer.number].flat.fill_(torch.nan)
+
+
+# How libraries begin that pass on in words alone what a device answered.
+_DEVICE_SAID = ("CUDA error", "CUDA driver error", "cuDNN error", "Triton Error [CUDA]")
+
+
+def device_failure(error: Exception) -> str | None:
+    """What a device that has failed said, in one line; None for an error that is none of its."""
+    said = (str(error).splitlines() or [""])[0]
+    if isinstance(error, torch.AcceleratorError):
+        return said
+    of_a_library = isinstance(error, RuntimeError) and said.startswith(_DEVICE_SAID)
+    return said if of_a_library else None
 
 
 class _Placed:

@@ -88,19 +88,17 @@ class PipelineShape:
         """The pieces `(layer, piece)` that eager updates come to last, in the order of forward.
 
         Gradients land in the order of backward, and the next forward begins at the other end. So
-        the last ones wait in their slabs until all have landed and are then taken in the order of
-        forward, which follows right behind. A quarter of the slabs is left to the pieces before
-        them, so that all have landed by the time these have been updated.
+        the last ones, as many as there are slabs, wait there until all have landed and are then
+        taken in the order of forward, which follows right behind.
         """
         if not self.eager:
             return ()
-        size = self.num_slabs - self.num_slabs // 4
         landed = [
             (layer, piece)
             for layer in range(self.head, -1, -1)
             for piece in range(self.pieces[layer])
         ]
-        return tuple(sorted(landed[-size:]))
+        return tuple(sorted(landed[-self.num_slabs :]))
 
     @property
     def tail_layers(self) -> frozenset[int]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.plan.flops import LayerFlops, layer_flops
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.rates import MachineRates, rate_at
 from megatrain_cli.plan.tiles import DTYPE_BYTES
@@ -79,16 +80,13 @@ def step_bounds(spec: ModelSpec, decisions: Decisions, machine: MachineSpec) -> 
     compute = backward = None
     # Rates are of BF16 on the GPU; FP32, or a CPU, is another thing.
     if machine.has_cuda and decisions.dtype == "bfloat16" and rates.compute is not None:
-        speed = rates.compute.layer
-        if decisions.compiled:  # it may still fail: the better rate bounds both
-            speed = max(speed, rates.compute.compiled_layer or 0.0)
-        # A product is 2 operations a weight and token, and twice that backward. Looking up an
-        # embedding is none; a tied one counts as the head's.
-        multiplied = spec.num_parameters - (0 if spec.tied else spec.embed.numel)
-        body = spec.decoder_layers
-        again = sum(layer.numel for layer in body[: len(body) - decisions.keep_layers])
-        backward = (4 * multiplied + 2 * again) * tokens / speed
-        compute = backward + 2 * multiplied * tokens / speed
+        speed = rates.compute.of_layers(spec.hidden_size, compiled=decisions.compiled)
+        work = [flops_of(spec, decisions, layer) for layer in range(len(spec.layers))]
+        # Recomputed layers make their forward once more.
+        again = work[1 : len(work) - 1 - decisions.keep_layers]
+        operations = sum(one.backward for one in work) + sum(one.forward for one in again)
+        backward = operations / speed
+        compute = backward + sum(one.forward for one in work) / speed
     link = _link_seconds(spec, decisions, rates) if machine.has_cuda else None
     adam_rate = rate_at(rates.adam, decisions.threads)
     adam_rate *= _ADAM_BYTES["fp32_split"] / _ADAM_BYTES[decisions.tile_format.master]
@@ -101,6 +99,13 @@ def step_bounds(spec: ModelSpec, decisions: Decisions, machine: MachineSpec) -> 
         tokens=tokens,
         flops=6 * spec.num_parameters * tokens,
     )
+
+
+def flops_of(spec: ModelSpec, decisions: Decisions, layer: int) -> LayerFlops:
+    """Operations of a layer over all rows of a step."""
+    rows = decisions.num_micro_batches * decisions.micro_batch_size
+    whole = decisions.attention != "packed"
+    return layer_flops(spec, layer, rows, decisions.max_length, whole=whole)
 
 
 def weights_in(spec: ModelSpec, num_slots: int) -> int:

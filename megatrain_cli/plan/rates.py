@@ -9,6 +9,9 @@ from pydantic import Field
 # The annotations refuse what no measurement gives, where a file is read: sums, products and
 # quotients of these stay finite.
 Count = Annotated[int, Field(ge=0, le=2**62)]
+LAYER_WIDTH = 2048
+"""Hidden size of the decoder layer that is measured."""
+
 Rate = Annotated[float, Field(ge=1, le=1e20, allow_inf_nan=False)]
 
 
@@ -48,6 +51,19 @@ class ComputeRates:
     matmul: Rate
     layer: Rate
     compiled_layer: Rate | None
+
+    def of_layers(self, hidden_size: int, *, compiled: bool) -> float:
+        """Operations a second of decoder layers of another width than the one measured.
+
+        Products take `hidden_size^2` operations a token and all else of a layer moves `hidden_size`
+        bytes, at the rate of device memory: so the time an operation takes beyond that of a product
+        falls as layers grow wider.
+        """
+        measured = self.layer
+        if compiled and self.compiled_layer is not None:
+            measured = max(measured, self.compiled_layer)
+        product = 1 / max(self.matmul, measured)
+        return 1 / (product + (1 / measured - product) * LAYER_WIDTH / hidden_size)
 
 
 @dataclass(frozen=True)

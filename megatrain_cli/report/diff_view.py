@@ -83,7 +83,7 @@ def show_difference(found: DifferenceView, left: str, right: str, console: Conso
             table.add_row(Text(row.name), *map(Text, numbers))
         print_table(table, console)
     for key, value, changed in found.facts:
-        say(f"{key}: {_cut(value)} and {_cut(changed)}", console)
+        say(f"{key}: {_both(value, changed)}", console)
     _names("other contents", found.aux, console)
     equal = found.compared - len(found.tensors)
     say(f"{equal} of {found.compared} tensors are equal bit for bit", console)
@@ -94,6 +94,14 @@ def _names(label: str, names: Sequence[str], console: Console) -> None:
         say(f"{label}: {name}", console)
     if len(names) > _SHOWN_NAMES:
         say(f"{label}: {len(names) - _SHOWN_NAMES} more", console)
+
+
+def _both(value: object, other: object) -> str:
+    """Both values, unless they are lists whose beginnings would tell nothing."""
+    lists = isinstance(value, list) and isinstance(other, list)
+    if lists and max(len(str(value)), len(str(other))) > _SHOWN_VALUE:
+        return "other values"
+    return f"{_cut(value)} and {_cut(other)}"
 
 
 def _cut(value: object) -> str:

@@ -7,7 +7,8 @@ gradient that still waits for its update is as still. `begin_update` is the only
 next update out while a snapshot needs the tile. Forward and backward only read.
 
 A tile that a snapshot holds is *queued*, then being *written*, then *saved*. An update that wants a
-queued tile may have it *copied* first, if the snapshot has room, and goes on at once.
+queued tile may have it *copied* first, if the snapshot has room, and goes on at once. One that has
+to wait for a tile which is being written uses the time to have those copied that come next.
 """
 
 import threading
@@ -41,12 +42,15 @@ class Hold:
 
     Attributes:
         steps: The step that each layer's tile is to be saved at, by layer.
+        order: Layers in the order in which updates will come to them.
         cancelled: Whether it is to stop.
         stall_seconds: How long updates have been kept waiting by it, copies included.
     """
 
-    def __init__(self, steps: tuple[int, ...], room: Room | None) -> None:
-        self.steps = steps
+    def __init__(
+        self, steps: tuple[int, ...], room: Room | None, order: Sequence[int] = ()
+    ) -> None:
+        self.steps, self.order = steps, tuple(order)
         self.cancelled = False
         self.stall_seconds = 0.0
         self._room = room
@@ -150,13 +154,11 @@ class TileClock:
             kept_by = None
             while self._refusal is None and (hold := self._keeper(layer)) is not None:
                 kept_by = hold
-                copy = None
-                if hold._states[layer] is _State.QUEUED and hold._room is not None:
-                    copy = hold._room(layer, hold.steps[layer])
-                if copy is None:
+                found = self._copy_for(hold, layer)
+                if found is None:
                     self._changed.wait()
                 else:
-                    self._copy(hold, layer, copy)
+                    self._copy(hold, *found)
             if kept_by is not None:
                 kept_by.stall_seconds += time.perf_counter() - began
             if self._refusal is not None:
@@ -198,13 +200,21 @@ class TileClock:
 
     # The saver's side.
 
-    def hold(self, step: int, *, pending: bool = False, room: Room | None = None) -> Hold:
+    def hold(
+        self,
+        step: int,
+        *,
+        pending: bool = False,
+        room: Room | None = None,
+        order: Sequence[int] = (),
+    ) -> Hold:
         """Claim all tiles as they are after the update of `step`; there is one hold at a time.
 
         Args:
             step: Updates that are still under way, or to come, are waited for by `acquire`.
             pending: Layers whose update of `step` has not begun are claimed as they are before it.
             room: Where updates may have tiles copied to.
+            order: Layers in the order of the next updates; without it none is copied ahead.
 
         Raises:
             MixedStateError: A tile cannot be of that step any more.
@@ -218,7 +228,7 @@ class TileClock:
             for layer, at in enumerate(self._steps):
                 waits = pending and at == step - 1 and layer not in self._updating
                 steps.append(step - 1 if waits else step)
-            hold = Hold(tuple(steps), room)
+            hold = Hold(tuple(steps), room, order)
             for layer in range(len(steps)):
                 self._check(hold, layer)
             self._hold = hold
@@ -298,6 +308,18 @@ class TileClock:
         if hold is None or self._steps[layer] != hold.steps[layer]:
             return None  # it holds the tile as the update that asks will leave it
         return None if hold._states[layer] in (_State.COPIED, _State.SAVED) else hold
+
+    def _copy_for(self, hold: Hold, layer: int) -> tuple[int, Callable[[], None]] | None:
+        """What an update that `hold` keeps from a layer can copy: that layer, or one behind it."""
+        if hold._room is None:
+            return None
+        queued = [layer] if hold._states[layer] is _State.QUEUED else hold.order
+        for one in queued:
+            if hold._states[one] is _State.QUEUED and self._is_at(one, hold.steps[one]):
+                copy = hold._room(one, hold.steps[one])
+                if copy is not None:
+                    return one, copy
+        return None
 
     def _copy(self, hold: Hold, layer: int, copy: Callable[[], None]) -> None:
         """Make a copy without the lock, under which this is called."""

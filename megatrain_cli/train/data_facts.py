@@ -123,12 +123,18 @@ def _explain(was: tuple[SourceFile, ...], now: tuple[SourceFile, ...]) -> str:
             f"{len(now)} now. Give the same ones, or {_ALLOW}."
         )
     lines = [
-        f"{new.path}: not the content that the run was begun with: {new.bytes} bytes now, "
-        f"{old.bytes} then ({_name(old)})."
+        f"{new.path}: not the content that the run was begun with: {_sizes(old, new)} "
+        f"({_name(old)})."
         for old, new in zip(was, now, strict=True)
         if old.xxh3_128 != new.xxh3_128
     ]
     return "\n".join([*lines, f"Restore what was there, or {_ALLOW}."])
+
+
+def _sizes(old: SourceFile, new: SourceFile) -> str:
+    if new.bytes == old.bytes:
+        return f"{new.bytes} bytes as then, but others"
+    return f"{new.bytes} bytes now, {old.bytes} then"
 
 
 def _name(source: SourceFile) -> str:

@@ -59,7 +59,7 @@ class RunFolder:
             raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
         self._take(path)
         try:
-            self._refuse_another_run()
+            self._refuse_another_run("train.output_dir" if parent is None else "--fork")
             self._sign()
             self._identity = new_identity(parent)
             write_identity(self._fs, path, self._identity)
@@ -180,12 +180,13 @@ class RunFolder:
         self.lock.sign()
         remove_unfinished(self._fs, self.path)
 
-    def _refuse_another_run(self) -> None:
+    def _refuse_another_run(self, named_by: str) -> None:
         """Steps or weights make a run; one that ended before its first step left none."""
         has_steps = self.metrics.exists() and self.metrics.stat().st_size
         if has_steps or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir())):
+            other = " (`train.output_dir=...`)" if named_by == "train.output_dir" else ""
             raise ConfigError(
-                f"train.output_dir: {self.path} holds a run already. Continue it with `megatrain "
-                f"resume {self.path}`, set another folder (`train.output_dir=...`), or remove it; "
-                "nothing in it was changed."
+                f"{named_by}: {self.path} holds a run already. Continue it with `megatrain "
+                f"resume {self.path}`, name another folder{other}, or remove it; nothing in it was "
+                "changed."
             )

@@ -19,6 +19,7 @@ from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import DeviceError, PlanError
 from megatrain_cli.model.functions import Functions
 from megatrain_cli.model.skeleton import Skeleton
+from megatrain_cli.pipeline.executor import device_failure
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import DTYPES, check_examples, prepare
@@ -122,7 +123,9 @@ def prepare_attempt(
 
 @contextmanager
 def device_errors(num_rows: int) -> Iterator[None]:
-    """Turn the device's lack of memory into one clear line.
+    """Turn the device's lack of memory, or its failure, into one clear line.
+
+    A device fails behind the host's back: what it was asked last is told of it, an op or not.
 
     Args:
         num_rows: That pass through a layer at once.
@@ -135,6 +138,11 @@ def device_errors(num_rows: int) -> Iterator[None]:
             f"{str(error).splitlines()[0]} Set `pipeline.activations: recompute`, or a smaller "
             "`train.micro_batch_size`."
         ) from error
+    except RuntimeError as error:
+        reason = device_failure(error)
+        if reason is None:
+            raise
+        raise DeviceError(f"The device failed ({reason}). Look at the driver's log.") from error
 
 
 def _check_resumption(

@@ -15,6 +15,7 @@ from megatrain_cli.checkpoint.folder import OpenCheckpoint
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.manifest import Manifest
 from megatrain_cli.config.changes import (
+    CLASSES,
     Change,
     allowed_keys,
     check_changes,
@@ -208,7 +209,11 @@ def resumed_config(
         overrides += [f"train.max_steps={request.steps}", "train.num_epochs=null"]
     here = request.here.absolute()
     saved = parse_config(text, path, (), here).config
-    wanted = parse_config(text, path, overrides, here)
+    try:
+        wanted = parse_config(text, path, overrides, here)
+    except ConfigError as error:
+        fixed = [key for key in overridden if CLASSES.get(key) == "identity"]
+        raise ConfigError([*error.problems, *map(_unchangeable, fixed)]) from None
     allowed = allowed_keys(request.allow_change)
     if request.steps is not None:
         allowed |= {"train.max_steps", "train.num_epochs"}
@@ -260,6 +265,10 @@ def decide(
         choice.checkpoint.close()
         raise
     return choice, config
+
+
+def _unchangeable(key: str) -> str:
+    return f"{key}: part of what the checkpoint is; it cannot change on resume. Leave the key out."
 
 
 def _absolute(path: Path, request: ResumeRequest) -> Path:

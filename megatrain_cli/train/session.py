@@ -54,6 +54,8 @@ def resume(
         try:
             with ExitStack() as stack:
                 resumption = open_resume(request, fs, stack, known)
+                if resumption.finished is None:
+                    console.note(f"going on from {resumption.checkpoint.folder}")
                 for note in resumption.notes:
                     console.note(note)
                 if resumption.finished is not None:

@@ -25,6 +25,9 @@ from megatrain_cli.train.identity import read_identity
 from megatrain_cli.train.position import position_of
 from megatrain_cli.train.superseded import later_folders
 
+# As suggestions, where a folder of runs was named.
+_SHOWN_RUNS = 3
+
 
 @dataclass(frozen=True)
 class Target:
@@ -73,8 +76,11 @@ def find_target(path: Path, fs: FileSystem) -> Target:
         home = path.absolute().parent
         return Target(home.parent if home.name == CHECKPOINTS else None, path)
     _refuse_weights(path)
+    runs = sorted(found.parent for found in path.glob(f"*/{CHECKPOINTS}"))
+    near = f" Did you mean {' or '.join(map(str, runs[:_SHOWN_RUNS]))}?" if runs else ""
     raise NoCheckpointError(
-        f"{path}: no checkpoint to resume from: it is not a run folder and not a checkpoint."
+        f"{path}: no checkpoint to resume from: it is not a run, which has a folder `checkpoints`, "
+        f"and not one of its checkpoints.{near}"
     )
 
 

@@ -275,5 +275,9 @@ def test_what_the_disk_cannot_read_is_damage_with_file_and_place(
 
 
 def test_allowed_changes_of_the_config_are_told(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path / "x", changes=({"key": "optimizer.learning_rate", "step": 2},))
-    assert "optimizer.learning_rate" in dict(look(tmp_path / "x").summary)["changed"]
+    rate = {"key": "optimizer.learning_rate", "old": (0.5).hex(), "new": (0.25).hex(), "step": 2}
+    betas = {"key": "optimizer.betas", "old": None, "new": [(0.5).hex(), "0x"], "step": 3}
+    make_checkpoint(tmp_path / "x", changes=(rate, betas))
+    assert dict(look(tmp_path / "x").summary)["changed"] == (
+        "optimizer.learning_rate 0.5 -> 0.25 at step 2; optimizer.betas null -> [0.5, 0x] at step 3"
+    )

@@ -6,8 +6,10 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
-from megatrain_cli.errors import CorruptError, IncompatibleError
+from megatrain_cli.checkpoint import layer_writer
+from megatrain_cli.errors import CorruptError, IncompatibleError, NumericsError
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.plan.tiles import TileFormat
 from megatrain_cli.store.master import MasterStore
@@ -172,3 +174,20 @@ def test_a_pending_gradient_needs_a_store_that_keeps_gradients(tmp_path: Path) -
     eager = TileFormat("bfloat16", "fp32_split", keep_gradient=False)
     with pytest.raises(IncompatibleError, match="update: deferred"):
         load(folder, MasterStore(LAYOUTS, eager))
+
+
+def test_weights_that_are_not_finite_are_refused_before_they_are_used_unless_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F56: no version of ours saves such a checkpoint; others may."""
+    source = make_store()
+    source.tiles[2].weights[5] = torch.inf
+    monkeypatch.setattr(layer_writer, "check_finite", lambda tile, advice: None)
+    folder = save(source, tmp_path, 0)
+    store = MasterStore(LAYOUTS, SPLIT)
+    with loading(folder, store, finite=True) as loader:
+        loader.start()
+        with pytest.raises(NumericsError, match=r"not finite.*--force"):
+            store.clock.wait_for_weights(2)
+    load(folder, store, finite=False)
+    assert store.tiles[2].weights[5] == torch.inf

@@ -186,3 +186,25 @@ def test_an_interrupt_ends_an_import_that_would_swallow_it(project: Path) -> Non
         check=False,
     )
     assert (result.returncode, result.stderr) == (130, "Interrupted.\n")
+
+
+@pytest.mark.parametrize("initialized", [True, False])
+def test_after_a_device_has_failed_nothing_is_torn_down(initialized: bool) -> None:
+    """A destructor that asks the device would abort the process, and 9 would be lost."""
+    code = (
+        "import atexit, sys\n"
+        "from types import SimpleNamespace\n"
+        "from megatrain_cli.cli import app\n"
+        "from megatrain_cli.errors import DeviceError\n"
+        f"cuda = SimpleNamespace(is_initialized=lambda: {initialized})\n"
+        "sys.modules['torch'] = SimpleNamespace(cuda=cuda)\n"
+        "atexit.register(print, 'torn down')\n"
+        "def fail(**_):\n    raise DeviceError('It failed.')\n"
+        "app.app = fail\n"
+        "app.main()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (9, "It failed.\n")
+    assert done.stdout == ("" if initialized else "torn down\n")

@@ -233,10 +233,14 @@ def test_equal_checkpoints_leave_with_0_and_different_ones_with_1(saved: Path) -
 
 def test_names_and_forms_that_differ_are_shown(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "a", master="fp32")
-    make_checkpoint(tmp_path / "b", weights="F32", master="fp32", aux={"LICENSE": b""})
+    losses = tuple((1 / step).hex() for step in range(1, 20))
+    make_checkpoint(
+        tmp_path / "b", weights="F32", master="fp32", aux={"LICENSE": b""}, losses_tail=losses
+    )
     text = inspect(tmp_path / "a", "--diff", tmp_path / "b", code=1)
     assert "only left: master.lm_head.weight" in text
     assert "other form: lm_head.weight: BF16 [16, 8] and F32 [16, 8]" in text
+    assert "losses_tail: other values\n" in text
     assert "other contents: LICENSE" in text
 
 

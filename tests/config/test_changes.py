@@ -191,6 +191,7 @@ def test_every_key_that_can_change_can_be_named_in_full(key: str) -> None:
     ("word", "message"),
     [
         ("learning_rat", "there is no key `learning_rat`. Did you mean `learning_rate`?"),
+        ("lr", "there is no key `lr`; this is torchtune's name for `optimizer.learning_rate`"),
         ("", "there is no key ``"),
         ("dtype", "`model.dtype` is part of what the checkpoint is"),
         ("qqqqqqqq", "there is no key `qqqqqqqq`"),

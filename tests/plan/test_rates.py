@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain_cli.plan.rates import LinkRate, ThreadRate, rate_at
+from megatrain_cli.plan.rates import ComputeRates, LinkRate, ThreadRate, rate_at
 from tests.plan.small import RATES
 
 speeds = st.lists(st.floats(1e6, 1e12), min_size=1, max_size=8)
@@ -68,3 +69,14 @@ def test_a_rate_lies_between_those_of_its_neighbours_and_meets_the_measured_ones
 
 def test_one_point_is_the_rate_of_all() -> None:
     assert {rate_at((ThreadRate(2, 3.0),), n) for n in (1, 2, 5)} == {3.0}
+
+
+def test_wider_layers_compute_faster_up_to_the_rate_of_products() -> None:
+    rates = ComputeRates(matmul=780e12, layer=400e12, compiled_layer=563e12)
+    assert rates.of_layers(2048, compiled=True) == pytest.approx(563e12)
+    assert rates.of_layers(2048, compiled=False) == pytest.approx(400e12)
+    found = [rates.of_layers(width, compiled=True) for width in (512, 2048, 3584, 1 << 20)]
+    assert found == sorted(found)
+    assert found[-1] == pytest.approx(780e12, rel=0.01)
+    # A step of the 7B shape at 64 x 1024, measured where these rates were: docs/benchmarks.md.
+    assert found[2] == pytest.approx(640e12, rel=0.01)

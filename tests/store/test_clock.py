@@ -137,6 +137,25 @@ def test_an_update_takes_room_that_becomes_free_while_it_waits() -> None:
     assert copied == [1]
 
 
+def test_an_update_that_waits_has_the_layers_behind_it_copied_meanwhile() -> None:
+    clock, left = TileClock(NAMES), [1]
+    copied: list[int] = []
+
+    def room(layer: int, step: int) -> Callable[[], None] | None:
+        if not left[0]:
+            return None
+        left[0] -= 1
+        return lambda: copied.append(layer)
+
+    hold = clock.hold(0, room=room, order=(2, 1, 0))
+    assert clock.acquire(hold, 2) is False
+    with asleep(clock, lambda: clock.begin_update(2)):
+        assert copied == [1]
+        clock.release(hold, 2)
+    update(clock, 1, 1)  # does not wait, though it is not saved
+    assert clock.acquire(hold, 1) is True
+
+
 def test_a_copy_that_fails_is_the_updates_failure_and_the_tile_stays_queued() -> None:
     clock = TileClock(NAMES)
 

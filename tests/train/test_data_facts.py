@@ -59,7 +59,10 @@ def shortened(a: Path, b: Path) -> tuple[Path, ...]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (edited, r"a\.jsonl: not the content that the run was begun with: 60 bytes now, 60 then"),
+        (
+            edited,
+            r"a\.jsonl: not the content that the run was begun with: 60 bytes as then, but others",
+        ),
         (replaced, r"a\.jsonl: not the content .*: 6 bytes now, 60 then \(a\.jsonl\)"),
         (shortened, r"b\.jsonl: not the content .*: 7 bytes now, 70 then"),
         (lambda a, b: (b, a), r"in another order; the checkpoint has a\.jsonl, b\.jsonl"),

@@ -51,8 +51,11 @@ def test_what_is_neither_is_said_and_nothing_is_opened(tmp_path: Path) -> None:
     (tmp_path / "state.pt").write_bytes(b"\x80\x04.")
     with pytest.raises(NoCheckpointError, match="it is a file, not a run folder"):
         find_target(tmp_path / "state.pt", FS)
-    with pytest.raises(NoCheckpointError, match="not a run folder and not a checkpoint"):
+    with pytest.raises(NoCheckpointError, match=r"not a run, which has a folder .checkpoints.*$"):
         find_target(tmp_path, FS)
+    (tmp_path / "runs" / "first" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(NoCheckpointError, match=r"Did you mean .*runs/first\?$"):
+        find_target(tmp_path / "runs", FS)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(NoCheckpointError, match="has weights and no optimizer state"):

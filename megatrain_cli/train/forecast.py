@@ -1,0 +1,173 @@
+"""How long a planned run takes on a machine that was measured: steps, saves, all of it."""
+
+from dataclasses import asdict, dataclass
+
+from megatrain_cli.model.spec import ModelSpec
+from megatrain_cli.pipeline.copying import COPY_THREADS
+from megatrain_cli.pipeline.forecast import Timeline, play
+from megatrain_cli.pipeline.ops import Kind, Op
+from megatrain_cli.plan.cost import flops_of
+from megatrain_cli.plan.plan import RunPlan
+from megatrain_cli.plan.rates import LinkRate, MachineRates, rate_at
+from megatrain_cli.plan.tiles import DTYPE_BYTES
+from megatrain_cli.train.assemble import schedule_of
+from megatrain_cli.units import show_duration
+
+# Of an op that moves a few bytes and waits for nothing: what it takes to issue it.
+_ISSUE_SECONDS = 1e-4
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What to expect, with full rows.
+
+    Attributes:
+        step_seconds: From one step to the next.
+        forward_seconds: Of it, until the loss is known; waiting for updates included.
+        backward_seconds: From the loss to the last gradient on the host.
+        tokens_per_second: Of all positions, padding included.
+        tflops: 6 x parameters x tokens.
+        save_seconds: One checkpoint's writing; None where the disk was not measured.
+        stall_seconds: Of it, what training waits for: all that the pool cannot take and one step
+            cannot hide.
+        run_seconds: All steps, and what saves hold up; None where the number of steps depends on
+            the data.
+    """
+
+    step_seconds: float
+    forward_seconds: float
+    backward_seconds: float
+    tokens_per_second: float
+    tflops: float
+    save_seconds: float | None
+    stall_seconds: float | None
+    run_seconds: float | None
+
+    def lines(self) -> list[str]:
+        """For people, a line a fact."""
+        rate = f"{self.tokens_per_second:.4g} tokens/s, {self.tflops:.3g} TFLOPS"
+        parts = (
+            f"{self.forward_seconds:.3g} s until the loss, {self.backward_seconds:.3g} s after it"
+        )
+        found = [f"a step takes about {self.step_seconds:.3g} s ({rate}): {parts}"]
+        if self.save_seconds is not None:
+            found.append(
+                f"a checkpoint takes about {self.save_seconds:.3g} s to write, of which training "
+                f"waits {self.stall_seconds:.3g} s"
+            )
+        if self.run_seconds is not None:
+            found.append(f"the run takes about {show_duration(self.run_seconds)}")
+        return found
+
+    def to_json(self) -> dict[str, object]:
+        """For machines."""
+        return asdict(self)
+
+
+def forecast(
+    plan: RunPlan, spec: ModelSpec, max_steps: int | None, save_steps: int | None
+) -> Forecast | None:
+    """Play the plan's schedule with the machine's rates; None where compute was not measured.
+
+    Args:
+        plan: Of the run.
+        spec: Its model.
+        max_steps: Of the run; None where epochs are counted.
+        save_steps: Steps between checkpoints; None for one at the end.
+    """
+    d, rates = plan.decisions, plan.machine.rates
+    if rates is None or plan.bounds is None or plan.bounds.compute is None or rates.link is None:
+        return None
+    timeline = play(schedule_of(plan), _Durations(plan, spec, rates))
+    step = timeline.step_seconds
+    loss = timeline.seconds_until_loss()
+    save = stall = run = None
+    if rates.disk is not None:
+        save = plan.checkpoint_bytes / rates.disk.write
+        pooled = d.pool_bytes / plan.checkpoint_bytes
+        stall = max(0.0, save * (1 - pooled) - step)
+    if max_steps is not None:
+        saves = max_steps // save_steps if save_steps else 0
+        run = max_steps * step + saves * (stall or 0.0) + (save or 0.0)
+    return Forecast(
+        step_seconds=step,
+        forward_seconds=loss,
+        backward_seconds=_end_of_backward(timeline) - loss,
+        tokens_per_second=plan.bounds.tokens / step,
+        tflops=plan.bounds.flops / step / 1e12,
+        save_seconds=save,
+        stall_seconds=stall,
+        run_seconds=run,
+    )
+
+
+def _end_of_backward(timeline: Timeline) -> float:
+    return max(t.end for t in timeline.ops if t.op.kind in (Kind.BACKWARD, Kind.LOSS))
+
+
+class _Durations:
+    """Seconds of each op, alone, at the rates of a machine."""
+
+    def __init__(self, plan: RunPlan, spec: ModelSpec, rates: MachineRates) -> None:
+        self._plan, self._spec, self._rates = plan, spec, rates
+        d = plan.decisions
+        assert rates.compute is not None
+        self._flops_per_second = rates.compute.of_layers(spec.hidden_size, compiled=d.compiled)
+        self._flops = [flops_of(spec, d, layer) for layer in range(len(spec.layers))]
+        self._width = DTYPE_BYTES[d.dtype]
+        assert plan.bounds is not None
+        # Of all updates together, at the rate of this run's masters and threads.
+        self._update = plan.bounds.adam / spec.num_parameters
+
+    def __call__(self, op: Op) -> float:
+        d = self._plan.decisions
+        match op.kind:
+            case Kind.STREAM_IN:
+                return self._stream_in(self._numel(op) * self._width)
+            case Kind.STREAM_OUT:
+                return self._copy(self._numel(op) * self._width, to_host=True)
+            case Kind.OFFLOAD | Kind.FETCH:
+                tokens = d.micro_batch_size * d.max_length
+                num_bytes = tokens * self._spec.hidden_size * self._width
+                return self._copy(num_bytes, to_host=op.kind is Kind.OFFLOAD)
+            case Kind.FORWARD | Kind.RECOMPUTE:
+                return self._compute(self._flops[op.layer].forward)
+            case Kind.BACKWARD:
+                return self._compute(self._flops[op.layer].backward)
+            case Kind.LOSS:
+                return self._compute(self._flops[op.layer].forward + self._flops[op.layer].backward)
+            case Kind.ACCUMULATE:
+                num_bytes = self._numel(op) * self._width
+                return num_bytes / rate_at(self._rates.copy, COPY_THREADS)
+            case Kind.UPDATE:
+                return self._numel(op) * self._update
+            case Kind.REPORT | Kind.CLIP:
+                return _ISSUE_SECONDS
+
+    def _numel(self, op: Op) -> int:
+        """Parameters of the op's layer, or of its piece."""
+        numel, size = self._spec.layers[op.layer].numel, self._plan.decisions.slab_numel
+        if op.piece is None:
+            return numel
+        return max(0, min(size, numel - op.piece * size))
+
+    def _compute(self, flops: float) -> float:
+        num_micro_batches = self._plan.decisions.num_micro_batches
+        return _ISSUE_SECONDS + flops / num_micro_batches / self._flops_per_second
+
+    def _stream_in(self, num_bytes: int) -> float:
+        seconds = self._copy(num_bytes, to_host=False)
+        packed = self._rates.copy_to_pinned
+        if not self._plan.decisions.pin_store and packed is not None:
+            seconds = max(seconds, num_bytes / rate_at(packed, COPY_THREADS))
+        return seconds
+
+    def _copy(self, num_bytes: int, *, to_host: bool) -> float:
+        assert self._rates.link is not None
+        point = _nearest(self._rates.link, num_bytes)
+        return num_bytes / (point.to_host if to_host else point.to_device)
+
+
+def _nearest(link: tuple[LinkRate, ...], num_bytes: int) -> LinkRate:
+    """What was measured with the largest copy that is no larger."""
+    return next((p for p in reversed(link) if p.num_bytes <= num_bytes), link[0])

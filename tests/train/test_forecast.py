@@ -1,0 +1,144 @@
+"""Forecasts against steps that were measured on an H200: docs/benchmarks.md, 2026-11-29 and 30."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config
+
+from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.model.discover import make_skeleton
+from megatrain_cli.model.skeleton import Skeleton
+from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.plan.plan import RunPlan, make_plan
+from megatrain_cli.plan.rates import (
+    ComputeRates,
+    DiskRates,
+    LinkRate,
+    MachineRates,
+    ThreadRate,
+)
+from megatrain_cli.train.forecast import Forecast, forecast
+from tests.plan.small import GPU, make_spec, plan_for
+
+SIZES: dict[str, dict[str, Any]] = {
+    "3b": {
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "7b": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
+}
+EAGER: dict[str, Any] = {
+    "optimizer": {"update": "eager", "max_grad_norm": None},
+    "pipeline": {"staging_buffers": 36, "grad_slabs": 8},
+}
+PAGEABLE: dict[str, Any] = {"store": {"memory": "pageable"}}
+
+
+def machine(adam: float) -> MachineSpec:
+    """The probe's figures of 2026-11-29, with the rate of Adam that the run itself had."""
+    link = (
+        LinkRate(1 << 20, 47.0e9, 50.5e9, 30.6e9),
+        LinkRate(4 << 20, 51.4e9, 53.4e9, 47.2e9),
+        LinkRate(16 << 20, 53.4e9, 54.0e9, 48.8e9),
+        LinkRate(64 << 20, 54.6e9, 54.3e9, 49.0e9),
+        LinkRate(256 << 20, 55.1e9, 53.0e9, 49.6e9),
+    )
+    rates = MachineRates(
+        link=link,
+        copy=(ThreadRate(1, 9.7e9), ThreadRate(4, 19.8e9), ThreadRate(16, 44.4e9)),
+        copy_to_pinned=(ThreadRate(1, 10.1e9), ThreadRate(4, 19.4e9), ThreadRate(16, 44e9)),
+        read=(ThreadRate(1, 10.7e9), ThreadRate(16, 79.6e9)),
+        adam=(ThreadRate(16, adam),),
+        lockable_bytes=64 << 30,
+        lockable_refused=False,
+        compute=ComputeRates(780e12, 400e12, 563e12),
+        disk=DiskRates(2.96e9, 1.82e9, direct=True),
+    )
+    return MachineSpec(
+        125 << 30, "MemAvailable", 16, "cuda:0", "NVIDIA H200", 139 << 30, rates=rates
+    )
+
+
+@cache
+def skeleton_of(size: str) -> Skeleton:
+    config = Qwen2Config(**SIZES[size], max_position_embeddings=131072, use_sliding_window=False)
+    return make_skeleton(config, dtype=torch.bfloat16, attention="sdpa")
+
+
+def planned(size: str, rows: int, length: int, adam: float, asked: dict[str, Any]) -> RunPlan:
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"path": "/model"},
+        "data": {"train": "/rows", "max_length": length},
+        "train": {"output_dir": "/run", "max_steps": 1000, "micro_batch_size": rows},
+        "checkpoint": {"save_steps": 100},
+    }
+    for section, values in asked.items():
+        sections.setdefault(section, {}).update(values)
+    skeleton = skeleton_of(size)
+    config = TrainConfig.model_validate(sections)
+    return make_plan(config, skeleton.spec, skeleton.layouts, machine(adam))
+
+
+def of(size: str, plan: RunPlan) -> Forecast:
+    found = forecast(plan, skeleton_of(size).spec, 1000, 100)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "length", "adam", "asked", "measured"),
+    [
+        ("3b", 8, 1024, 5.15e9, {}, 0.809),
+        ("3b", 32, 1024, 5.29e9, {}, 1.352),
+        ("3b", 64, 1024, 4.60e9, {}, 2.466),
+        ("3b", 32, 1024, 5.29e9, PAGEABLE, 1.672),
+        ("3b", 8, 1024, 5.00e9, EAGER, 0.769),
+        ("7b", 8, 1024, 5.40e9, {}, 1.851),
+        ("7b", 32, 1024, 5.74e9, {}, 3.007),
+        ("7b", 64, 1024, 5.40e9, {}, 5.491),
+        ("7b", 1, 131072, 2.50e9, {}, 38.88),
+    ],
+)
+def test_a_step_is_forecast_within_15_percent(
+    size: str, rows: int, length: int, adam: float, asked: dict[str, Any], measured: float
+) -> None:
+    found = of(size, planned(size, rows, length, adam, asked))
+    assert found.step_seconds == pytest.approx(measured, rel=0.15)
+
+
+def test_a_run_takes_its_steps_and_what_saves_hold_up() -> None:
+    plan = planned("3b", 8, 1024, 5e9, {})
+    found = of("3b", plan)
+    assert found.save_seconds == plan.checkpoint_bytes / 2.96e9
+    assert found.stall_seconds is not None
+    assert found.run_seconds is not None
+    pooled = plan.decisions.pool_bytes / plan.checkpoint_bytes
+    assert found.stall_seconds == found.save_seconds * (1 - pooled) - found.step_seconds
+    rest = found.run_seconds - 1000 * found.step_seconds
+    assert rest == pytest.approx(10 * found.stall_seconds + found.save_seconds)
+    assert "of which training waits" in "\n".join(found.lines())
+
+
+def test_nothing_is_forecast_where_nothing_was_measured() -> None:
+    spec = make_spec()
+    assert forecast(plan_for(spec, GPU), spec, 10, None) is None
+    rates = machine(5e9).rates
+    assert rates is not None
+    without = replace(GPU, rates=replace(rates, compute=None))
+    assert forecast(plan_for(spec, without), spec, 10, None) is None
