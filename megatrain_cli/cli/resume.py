@@ -49,7 +49,9 @@ def resume(
     Reads the config of the checkpoint. A run that has ended says so, and nothing is written.
     """
     from megatrain_cli.checkpoint.fsio import FileSystem
-    from megatrain_cli.train.resume import ResumeRequest, find_device, find_finished
+    from megatrain_cli.report.console import RunConsole
+    from megatrain_cli.train.outlook import find_device, find_finished
+    from megatrain_cli.train.resume import ResumeRequest
 
     request = ResumeRequest(
         path=run,
@@ -61,13 +63,13 @@ def resume(
         force=force,
         here=Path.cwd(),
     )
-    said = find_finished(request, FileSystem())
-    if said is not None:
-        typer.echo(f"{run}: {said}")
-        return
-    set_environment(find_device(request, FileSystem()))
-    from megatrain_cli.report.console import RunConsole
-    from megatrain_cli.train.session import resume as go_on
-
+    refused: dict[Path, str] = {}
     with RunConsole() as console:
-        go_on(request, console)
+        said = find_finished(request, FileSystem(), console.note, refused)
+        if said is not None:
+            typer.echo(f"{run}: {said}")
+            return
+        set_environment(find_device(request, FileSystem(), refused))
+        from megatrain_cli.train.session import resume as go_on
+
+        go_on(request, console, refused)

@@ -109,7 +109,7 @@ class Resumption:
 
     @property
     def finished(self) -> str | None:
-        """Why there is nothing to do; `go_on` must not be called then."""
+        """Why there is nothing to do, if `verify_finished` agrees; `go_on` must not be called."""
         return finished_text(self.checkpoint.manifest, self.config)
 
     @property
@@ -144,30 +144,6 @@ class Resumption:
         return tuple(told)
 
 
-def find_finished(request: ResumeRequest, fs: FileSystem) -> str | None:
-    """The line to say where the run has ended and nothing asks it to go on; None elsewhere.
-
-    Only reads, and takes no lock.
-
-    Raises:
-        MegatrainError: As `open_resume`.
-    """
-    choice, config = _decide(request, fs)
-    with choice.checkpoint as checkpoint:
-        return finished_text(checkpoint.manifest, config)
-
-
-def find_device(request: ResumeRequest, fs: FileSystem) -> str:
-    """`pipeline.device` of the run as it would go on. Only reads, and takes no lock.
-
-    Raises:
-        MegatrainError: As `open_resume`.
-    """
-    choice, config = _decide(request, fs)
-    with choice.checkpoint:
-        return config.loaded.config.pipeline.device
-
-
 def open_resume(
     request: ResumeRequest,
     fs: FileSystem,
@@ -196,7 +172,7 @@ def open_resume(
     folder = None
     if target.run is not None and not is_fork:
         folder = stack.enter_context(RunFolder.reopen(target.run))
-    choice, config = _decide(request, fs, refused)
+    choice, config = decide(request, fs, refused)
     checkpoint = stack.enter_context(choice.checkpoint)
     if folder is None:
         assert request.fork is not None  # `choose` refuses what lies in no run otherwise
@@ -269,10 +245,14 @@ def finished_text(manifest: Manifest, config: ResumedConfig) -> str | None:
     return f"finished at step {manifest.step}; `--steps M` goes on to step M"
 
 
-def _decide(
+def decide(
     request: ResumeRequest, fs: FileSystem, refused: Mapping[Path, str] | None = None
 ) -> tuple[Choice, ResumedConfig]:
-    """Choose and configure; the choice's checkpoint is open."""
+    """Choose and configure; the choice's checkpoint is open. Only reads, and takes no lock.
+
+    Raises:
+        MegatrainError: As `open_resume`.
+    """
     target = find_target(request.path, fs)
     choice = choose(
         target, fs, rewind=request.rewind, fork=request.fork is not None, refused=refused

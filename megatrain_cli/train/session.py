@@ -1,5 +1,6 @@
 """`train` and `resume`: from a config, or a checkpoint, to a run's last checkpoint."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +8,12 @@ from pathlib import Path
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.resolve import is_run
 from megatrain_cli.config.load import LoadedConfig
+from megatrain_cli.errors import CorruptError
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import ORDINARY_MEMORY
 from megatrain_cli.train.attempt import Attempt, DamagedCheckpoint, LockRefused
 from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.outlook import verify_finished
 from megatrain_cli.train.resume import ResumeRequest, open_resume
 
 
@@ -26,30 +29,42 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
         Attempt(loaded, loaded.config, folder, console, stack).run()
 
 
-def resume(request: ResumeRequest, console: RunConsole) -> None:
+def resume(
+    request: ResumeRequest, console: RunConsole, refused: Mapping[Path, str] | None = None
+) -> None:
     """Go on where a run stopped; a run that has ended says so.
 
     The tensors of a checkpoint are checked while they are loaded. Where a run was named and its
     newest checkpoint is found to be damaged then, nothing has changed yet, and the one before it is
     taken.
 
+    Args:
+        request: What was asked.
+        console: Hears what a person should know.
+        refused: Checkpoints that are known to be damaged, and why.
+
     Raises:
         CorruptError: The checkpoint that was named, or every one of the run, is damaged.
         MegatrainError: As `train`, and as `open_resume`.
     """
     fs = FileSystem()
-    refused: dict[Path, str] = {}
+    known = dict(refused or {})
     pageable = False
     while True:
         try:
             with ExitStack() as stack:
-                resumption = open_resume(request, fs, stack, refused)
-                if resumption.finished is not None:
-                    console.note(f"{request.path}: {resumption.finished}")
-                    return
-                console.note(f"going on from {resumption.checkpoint.folder}")
+                resumption = open_resume(request, fs, stack, known)
+                if resumption.finished is None:
+                    console.note(f"going on from {resumption.checkpoint.folder}")
                 for note in resumption.notes:
                     console.note(note)
+                if resumption.finished is not None:
+                    try:
+                        verify_finished(resumption.checkpoint, console.note)
+                    except CorruptError as error:
+                        raise DamagedCheckpoint(resumption.checkpoint.folder, error) from error
+                    console.note(f"{request.path}: {resumption.finished}")
+                    return
                 loaded, recorded = resumption.config.loaded, resumption.config.recorded
                 if pageable:
                     loaded = _in_ordinary_memory(loaded)
@@ -66,7 +81,7 @@ def resume(request: ResumeRequest, console: RunConsole) -> None:
         except DamagedCheckpoint as damaged:
             if not is_run(request.path, fs):
                 raise damaged.reason from None
-            refused[damaged.folder] = str(damaged.reason)
+            known[damaged.folder] = str(damaged.reason)
         except LockRefused as error:
             console.note(f"{error} {ORDINARY_MEMORY}")
             pageable = True

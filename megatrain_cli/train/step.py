@@ -87,6 +87,8 @@ class StepUpdate:
         Raises:
             NumericsError: The loss or a layer's gradient is not finite.
         """
+        if not self.wants_gradients():
+            return  # computed from weights that were left half updated, it may be anything
         self.loss, self.grad_norm = loss, global_norm(squared_norms)
         if not math.isfinite(loss):
             raise self._refuse(*self._blame(loss))

@@ -17,14 +17,9 @@ from megatrain_cli.errors import (
 )
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.identity import Origin
+from megatrain_cli.train.outlook import find_finished
 from megatrain_cli.train.position import Position
-from megatrain_cli.train.resume import (
-    SAVED_CONFIG,
-    ResumeRequest,
-    Resumption,
-    find_finished,
-    open_resume,
-)
+from megatrain_cli.train.resume import SAVED_CONFIG, ResumeRequest, Resumption, open_resume
 from tests.checkpoint.made import make_checkpoint
 from tests.plan.small import Sections
 from tests.train.saved import make_run, save_step, saved_config
@@ -42,6 +37,10 @@ def step(run: Path, number: int) -> Path:
 def resume(stack: ExitStack, path: Path, *overrides: str, **more: object) -> Resumption:
     request = ResumeRequest(path, overrides, **more)  # type: ignore[arg-type] # by name
     return open_resume(request, FS, stack)
+
+
+def finished(request: ResumeRequest) -> str | None:
+    return find_finished(request, FS, lambda text: None, {})
 
 
 def refusal(kind: type[MegatrainError], path: Path, *overrides: str, **more: object) -> str:
@@ -179,17 +178,17 @@ def test_notes_on_idle_keys_are_of_those_set_now_alone(tmp_path: Path) -> None:
         assert found.config.loaded.notes == tuple(idle)
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_run_at_its_last_step_says_so_and_writes_nothing(finished: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_a_run_at_its_last_step_says_so_and_writes_nothing(told: bool, tmp_path: Path) -> None:
     """F75."""
     run_id = make_run(tmp_path, [])
-    save_step(tmp_path, 20, run_id=run_id, finished=finished)
+    save_step(tmp_path, 20, run_id=run_id, finished=told)
     before = snapshot(tmp_path)
     for path in (tmp_path, step(tmp_path, 20)):
-        assert find_finished(ResumeRequest(path), FS) == FINISHED
+        assert finished(ResumeRequest(path)) == FINISHED
     assert snapshot(tmp_path) == before
-    assert find_finished(ResumeRequest(tmp_path, steps=25), FS) is None
-    assert find_finished(ResumeRequest(tmp_path, ("train.max_steps=25",)), FS) is None
+    assert finished(ResumeRequest(tmp_path, steps=25)) is None
+    assert finished(ResumeRequest(tmp_path, ("train.max_steps=25",))) is None
     with ExitStack() as stack:
         assert resume(stack, tmp_path).finished == FINISHED
     with ExitStack() as stack:
@@ -206,10 +205,10 @@ def test_passes_over_the_data_end_when_the_checkpoint_says_so(tmp_path: Path) ->
         "schedule": {"type": "constant"},
     }
     run_id = make_run(tmp_path, [3], epochs)
-    assert find_finished(ResumeRequest(tmp_path), FS) is None
+    assert finished(ResumeRequest(tmp_path)) is None
     save_step(tmp_path, 9, epochs, run_id=run_id, finished=True)
-    assert find_finished(ResumeRequest(tmp_path), FS) is not None
-    assert find_finished(ResumeRequest(tmp_path, ("train.num_epochs=3",)), FS) is None
+    assert finished(ResumeRequest(tmp_path)) is not None
+    assert finished(ResumeRequest(tmp_path, ("train.num_epochs=3",))) is None
     with ExitStack() as stack:
         found = resume(stack, tmp_path, steps=12)
         train = found.config.loaded.config.train
@@ -224,14 +223,14 @@ def test_passes_over_the_data_end_when_the_checkpoint_says_so(tmp_path: Path) ->
 def test_an_end_that_lies_behind_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path, [3])
     assert "is at step 3 already, beyond 2" in refusal(ConfigError, tmp_path, steps=2)
-    said = find_finished(ResumeRequest(tmp_path, steps=3), FS)
+    said = finished(ResumeRequest(tmp_path, steps=3))
     assert said is not None
 
 
 def test_an_update_under_way_is_finished_before_the_run_is(tmp_path: Path) -> None:
     run_id = make_run(tmp_path, [])
     save_step(tmp_path, 20, run_id=run_id, pending=2)
-    assert find_finished(ResumeRequest(tmp_path), FS) is None
+    assert finished(ResumeRequest(tmp_path)) is None
     with ExitStack() as stack:
         assert resume(stack, tmp_path).position == Position(20, 80)
     eager = "optimizer.update=eager", "optimizer.max_grad_norm=null"
