@@ -26,8 +26,8 @@ IN_PLACE = "tests.train.broken:publish_before_all_is_written"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Prepared]:
-    with prepared() as found:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
+    with prepared(tmp_path_factory.mktemp("prepared")) as found:
         yield found
 
 

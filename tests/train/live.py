@@ -1,0 +1,97 @@
+"""Whole runs in this process: what they said, and things that happen in the middle of them."""
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.config.load import load_config
+from megatrain_cli.pipeline.ops import Kind, Op
+from megatrain_cli.pipeline.lanes import InlineLanes, Work
+from megatrain_cli.report.console import RunConsole
+from megatrain_cli.train.resume import ResumeRequest
+from megatrain_cli.train.session import resume, train
+from tests.checkpoint.tiles import payloads
+from tests.train.workspace import one_thread
+
+
+class Said:
+    """A console for a run, and what was said to it."""
+
+    def __init__(self) -> None:
+        self._file = io.StringIO()
+        self.console = RunConsole(Console(file=self._file, width=10_000))
+
+    @property
+    def text(self) -> str:
+        return self._file.getvalue()
+
+
+def train_here(config: Path, *overrides: str, said: Said | None = None) -> str:
+    said = said or Said()
+    with said.console, one_thread():
+        train(load_config(config, overrides), said.console)
+    return said.text
+
+
+def resume_here(run: Path, *overrides: str, said: Said | None = None) -> str:
+    said = said or Said()
+    with said.console, one_thread():
+        resume(ResumeRequest(run, tuple(overrides)), said.console)
+    return said.text
+
+
+def last_payloads(run: Path) -> dict[str, bytes]:
+    """The tensors of the last checkpoint, to be compared bit by bit."""
+    return payloads(max(run.glob("checkpoints/step-*")))
+
+
+class Moments:
+    """Calls what a test wants ahead of chosen ops; steps count from 1 in each process's run."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._acts: dict[tuple[int, Kind], Callable[[], None]] = {}
+        self._step = 0
+        self._done: set[tuple[int, Kind]] = set()
+        submit = InlineLanes.submit
+
+        def submit_and_act(lanes: InlineLanes, op: Op, work: Work, num_bytes: int = 0) -> None:
+            if op.kind is Kind.FORWARD and op.layer == 0 and op.micro_batch == 0:
+                self._step += 1
+            place = self._step, op.kind
+            if place in self._acts and place not in self._done:
+                self._done.add(place)
+                act = self._acts[place]
+                submit(lanes, op, lambda: act() or work(), num_bytes)  # type: ignore[func-returns-value]
+            else:
+                submit(lanes, op, work, num_bytes)
+
+        patch.setattr(InlineLanes, "submit", submit_and_act)
+
+    def at(self, step: int, kind: Kind, act: Callable[[], None]) -> None:
+        """Do something in the first op of a kind in a step."""
+        self._acts[step, kind] = act
+
+
+@contextmanager
+def disk_waits(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Files of checkpoints are not synced before the second event; the first: one waits."""
+    waits, go = threading.Event(), threading.Event()
+    sync = FileSystem.sync
+
+    def wait(fs: FileSystem, fd: int) -> None:
+        if threading.current_thread().name.startswith("save"):
+            waits.set()
+            assert go.wait(60)
+        sync(fs, fd)
+
+    patch.setattr(FileSystem, "sync", wait)
+    try:
+        yield waits, go
+    finally:
+        go.set()
