@@ -80,17 +80,17 @@ class Moments:
 
 @contextmanager
 def disk_waits(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Files of checkpoints are not synced before the second event; the first: one waits."""
+    """No save writes anything before the second event; the first: one waits."""
     waits, go = threading.Event(), threading.Event()
-    sync = FileSystem.sync
+    make_folder = FileSystem.make_folder
 
-    def wait(fs: FileSystem, fd: int) -> None:
-        if threading.current_thread().name.startswith("save"):
+    def wait(fs: FileSystem, path: Path) -> None:
+        if path.name.startswith(".tmp-step-"):
             waits.set()
-            assert go.wait(60)
-        sync(fs, fd)
+            assert go.wait(20)
+        make_folder(fs, path)
 
-    patch.setattr(FileSystem, "sync", wait)
+    patch.setattr(FileSystem, "make_folder", wait)
     try:
         yield waits, go
     finally:

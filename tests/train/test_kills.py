@@ -8,7 +8,6 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,13 @@ import pytest
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.resolve import candidates
 from tests.checkpoint.tiles import payloads
-from tests.train.prepared import Child, Prepared, prepared
+from tests.train.prepared import Child, Prepared
 from tests.train.test_run import journal_of
 from tests.train.workspace import make_workspace
 
 KILLS = int(os.environ.get("MEGATRAIN_KILLS", "20"))
 STEPS_A_LIFE = 6  # at most: the run must not end before the last kill
 IN_PLACE = "tests.train.broken:publish_before_all_is_written"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prepared]:
-    with prepared(tmp_path_factory.mktemp("prepared")) as found:
-        yield found
 
 
 def kill_once(child: Child, rng: random.Random) -> None:
