@@ -166,7 +166,7 @@ class Executor:
             reason = str(error).splitlines()[0]
             raise DeviceError(
                 f"The device failed in {self._named(op)} ({reason}). Look at the driver's log; the "
-                "step was not finished and nothing was written."
+                "step was not finished."
             ) from error
         except Exception as error:  # of torch or the model: without a place it helps nobody
             raise InternalError(f"{self._named(op)} failed: {error}") from error

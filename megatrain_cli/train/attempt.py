@@ -137,7 +137,6 @@ class Attempt:
             rescue = rescue or self._begin(run)
             self._journal.write(record)
             done = record.step
-            rescue.landed = run.landed
             if done % config.logging.log_steps == 0 or done == total:
                 self._console.step(record, total)
             asked, stop.save_wanted = stop.save_wanted, False
@@ -181,7 +180,7 @@ class Attempt:
         saving.losses.extend(float.fromhex(loss) for loss in losses)
         # With an update to finish too: the checkpoint has all that is needed for it.
         saving.saved_step = None if parent is None else made.rows.start.step
-        self._rescue = rescue = Rescue(self._engine.store.clock, saving)
+        self._rescue = rescue = Rescue(self._engine.store.clock, saving, lambda: run.landed)
         if self._has_update_left:
             self._finish_update(run)
         return rescue

@@ -3,6 +3,7 @@
 No call of this module asks the device for anything.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from megatrain_cli.errors import MegatrainError, MixedStateError
@@ -18,12 +19,12 @@ class Rescue:
     Attributes:
         clock: Of the store.
         saving: Writes it.
-        landed: The last step whose gradients have all landed; None before the first.
+        landed: Gives the last step whose gradients have all landed; None before the first.
     """
 
     clock: TileClock
     saving: Saving
-    landed: StepUpdate | None = None
+    landed: Callable[[], StepUpdate | None]
 
     def save(self) -> str:
         """Save the last complete step, or the one whose update was under way; say what was done.
@@ -34,13 +35,12 @@ class Rescue:
         if not self.clock.loaded:
             return "Nothing had changed since the checkpoint that the run resumed from."
         self.clock.settle()
-        steps = self.clock.steps
+        self.saving.let_end()
+        steps, landed = self.clock.steps, self.landed()
         step = max(steps)
         left = None
-        if min(steps) != step:
-            left = self.landed
-        elif self.landed is not None and self.landed.step == step + 1:
-            left = self.landed  # no layer has had it yet
+        if min(steps) != step or (landed is not None and landed.step == step + 1):
+            left = landed  # some layers have not had it, or none has
         try:
             self.saving.finish(step, left)
         except MixedStateError as error:

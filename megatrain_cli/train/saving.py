@@ -11,7 +11,7 @@ from megatrain_cli.checkpoint.remove import remove_checkpoint
 from megatrain_cli.checkpoint.resolve import candidates
 from megatrain_cli.checkpoint.save import Saver, SaveReport, Snapshot
 from megatrain_cli.config.schema import CheckpointSection
-from megatrain_cli.errors import DiskFullError, StorageError
+from megatrain_cli.errors import DiskFullError, MegatrainError, StorageError
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.facts import LOSSES_KEPT, RunFacts
 from megatrain_cli.train.folder import RunFolder
@@ -108,6 +108,16 @@ class Saving:
             reports = self.saver.wait()
         for report in reports:
             self._note(report)
+
+    def let_end(self) -> None:
+        """Wait for a save that is under way, when no update is to come that it would wait for.
+
+        What it fails with is said and not raised: there is a greater failure.
+        """
+        try:
+            self._hear(self.saver.wait)
+        except MegatrainError as error:
+            self.console.note(str(error))
 
     def would_take_longer(self, step: int, seconds: float) -> bool:
         """Whether saving a step takes longer than that, by the last save of this process.

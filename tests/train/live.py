@@ -12,7 +12,9 @@ from rich.console import Console
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.config.load import load_config
 from megatrain_cli.pipeline.ops import Kind, Op
-from megatrain_cli.pipeline.lanes import InlineLanes, Work
+from megatrain_cli.pipeline.compute import StepInputs
+from megatrain_cli.pipeline.executor import Executor, HostWork
+from megatrain_cli.pipeline.lanes import Pending
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.resume import ResumeRequest
 from megatrain_cli.train.session import resume, train
@@ -52,26 +54,25 @@ def last_payloads(run: Path) -> dict[str, bytes]:
 
 
 class Moments:
-    """Calls what a test wants ahead of chosen ops; steps count from 1 in each process's run."""
+    """Calls what a test wants in chosen ops; steps are counted from 1 in every run."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._acts: dict[tuple[int, Kind], Callable[[], None]] = {}
         self._step = 0
-        self._done: set[tuple[int, Kind]] = set()
-        submit = InlineLanes.submit
+        run = Executor._run
 
-        def submit_and_act(lanes: InlineLanes, op: Op, work: Work, num_bytes: int = 0) -> None:
+        def act_and_run(
+            executor: Executor, op: Op, step: StepInputs, host: HostWork
+        ) -> Pending | None:
             if op.kind is Kind.FORWARD and op.layer == 0 and op.micro_batch == 0:
                 self._step += 1
-            place = self._step, op.kind
-            if place in self._acts and place not in self._done:
-                self._done.add(place)
-                act = self._acts[place]
-                submit(lanes, op, lambda: act() or work(), num_bytes)  # type: ignore[func-returns-value]
-            else:
-                submit(lanes, op, work, num_bytes)
+            act = self._acts.pop((self._step, op.kind), None)
+            if act is not None:
+                with executor._place(op):
+                    act()
+            return run(executor, op, step, host)
 
-        patch.setattr(InlineLanes, "submit", submit_and_act)
+        patch.setattr(Executor, "_run", act_and_run)
 
     def at(self, step: int, kind: Kind, act: Callable[[], None]) -> None:
         """Do something in the first op of a kind in a step."""
