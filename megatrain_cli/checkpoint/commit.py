@@ -197,8 +197,9 @@ def write_checkpoint(
         StorageError: The disk refused; nothing was published.
     """
     notes: list[str] = []
-    again = False
+    failure: StorageError | None = None  # of the first try
     while True:
+        again = failure is not None
         commit = Commit(
             fs, checkpoints, step, make_nonce(), num_bytes=num_bytes, atomic_rename=atomic_rename
         )
@@ -212,7 +213,9 @@ def write_checkpoint(
         except StorageError as error:
             commit.abandon()
             if not isinstance(error.__cause__, OSError):
-                raise
+                if failure is None:
+                    raise
+                raise StorageError(f"{failure} {error}") from error
             failure, cause = error, error.__cause__
         except BaseException:
             commit.abandon()
@@ -221,7 +224,6 @@ def write_checkpoint(
             return Committed(final, tuple(notes))
         if again or cause.errno in _FINAL:
             raise failure from cause
-        again = True
         notes.append(f"{failure} It was written once more.")
 
 

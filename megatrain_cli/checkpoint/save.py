@@ -208,8 +208,7 @@ class Saver:
         def fill(folder: Path) -> bytes:
             if failures and not capture.renew():
                 raise failures[-1] or StorageError(
-                    f"{folder.parent} could not be synced, and layers have been updated since, so "
-                    "they cannot be written once more. What was saved before is untouched."
+                    "It was not written once more: layers have been updated since."
                 )
             failures.append(None)
             try:

@@ -136,7 +136,6 @@ class Attempt:
             if record is None:
                 break
             rescue = rescue or self._begin(run)
-            rescue.landed = run.landed  # first: what follows may fail
             self._journal.write(record)
             done = record.step
             if done % config.logging.log_steps == 0 or done == total:
@@ -185,7 +184,7 @@ class Attempt:
         if self._resumption is not None and not self._resumption.is_fork:
             # With an update to finish too: the checkpoint has all that is needed for it.
             saving.saved_step = made.rows.start.step
-        self._rescue = rescue = Rescue(self._engine.store.clock, saving)
+        self._rescue = rescue = Rescue(self._engine.store.clock, saving, lambda: run.landed)
         if self._has_update_left:
             self._finish_update(run)
             if made.rows.start.step >= made.rows.total_steps:

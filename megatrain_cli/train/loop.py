@@ -22,10 +22,6 @@ from megatrain_cli.train.step import StepUpdate, UpdateStop
 class Run:
     """One run's steps, each a pure function of the step's number and the store.
 
-    Attributes:
-        landed: The last step whose gradients have all landed: what is left of its update could be
-            made later from what the tiles hold. None before the first, and with eager updates.
-
     Args:
         loaded: The config in force.
         engine: What computes.
@@ -45,7 +41,18 @@ class Run:
     ) -> None:
         self._config, self._engine, self._rows = loaded.config, engine, rows
         self._start, self._stop = start, stop or UpdateStop()
-        self.landed: StepUpdate | None = None
+        self._last: StepUpdate | None = None
+        self._before: StepUpdate | None = None
+
+    @property
+    def landed(self) -> StepUpdate | None:
+        """The last step whose gradients have all landed; None before the first.
+
+        What is left of its update could be made later from what the tiles hold.
+        """
+        if self._last is not None and self._last.can_be_finished:
+            return self._last
+        return self._before
 
     def steps(self) -> Iterator[StepRecord]:
         """Run step after step; yields as soon as a step's loss and norm are known.
@@ -57,7 +64,8 @@ class Run:
             began = time.perf_counter()
             rows = self._rows.of_step(index)
             loaded = time.perf_counter()
-            update = self._update(index)
+            before, update = self.landed, self._update(index)
+            self._before, self._last = before, update
             seed = None
             if self._engine.skeleton.spec.has_dropout:
                 seed = partial(dropout_seed, self._config.train.seed, index)
@@ -67,8 +75,6 @@ class Run:
             if self._stop.at is not None and self._stop.at <= index:
                 return  # computed from weights that were left half updated
             update.landed = True
-            if not self._engine.plan.decisions.eager:
-                self.landed = update
             ended = time.perf_counter()
             yield self._record(index, rows, update, issued, began, loaded, ended)
 

@@ -3,6 +3,7 @@
 No call of this module asks the device for anything.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from megatrain_cli.errors import MegatrainError, MixedStateError
@@ -18,12 +19,12 @@ class Rescue:
     Attributes:
         clock: Of the store.
         saving: Writes it.
-        landed: The last step whose gradients have all landed; None before the first.
+        landed: Gives the last step whose gradients have all landed; None before the first.
     """
 
     clock: TileClock
     saving: Saving
-    landed: StepUpdate | None = None
+    landed: Callable[[], StepUpdate | None]
 
     def save(self) -> str:
         """Save the last complete step, or the one whose update was under way; say what was done.
@@ -50,7 +51,7 @@ class Rescue:
 
     def _left(self) -> StepUpdate | None:
         """The step whose update some layers still need, if all that it needs is in the tiles."""
-        steps, landed = set(self.clock.steps), self.landed
+        steps, landed = set(self.clock.steps), self.landed()
         if landed is None or self.clock.torn or landed.step - 1 not in steps:
             return None
         return landed if steps <= {landed.step - 1, landed.step} else None

@@ -16,6 +16,7 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.facts import LOSSES_KEPT, RunFacts
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.step import StepUpdate
+from megatrain_cli.units import show_bytes
 
 # Saves in a row that may fail with `on_error: warn`.
 _MAY_FAIL = 2
@@ -50,7 +51,9 @@ class Saving:
     last_seconds: float | None = None
     _wanted: bool = False
     _failed_in_a_row: int = 0
-    _merged: int = 0
+    _merged: bool = False
+    _step: int = 0
+    _said_slow: bool = False
 
     def after_step(self, step: int, loss: float, *, asked: bool = False) -> None:
         """Save if it is time, and pass on what has ended; to be called once a step, in order.
@@ -65,6 +68,7 @@ class Saving:
             NumericsError: A weight is not finite.
         """
         self.losses.append(loss)
+        self._step = step
         self._hear(self.saver.poll)
         every = self.config.save_steps
         if asked or (every is not None and step % every == 0):
@@ -72,12 +76,7 @@ class Saving:
         if not self._wanted:
             return
         if self.saver.in_flight:
-            self._merged += 1
-            if self._merged == 1:
-                self.console.note(
-                    f"the save of step {step} waits for the one that is being written. A larger "
-                    "`checkpoint.save_steps`, or a faster disk, would keep training from waiting."
-                )
+            self._merged = self._merged or every is not None
             return
         self._hear(self.saver.wait)  # one that has just ended may not have been heard of
         self._begin(step)
@@ -161,6 +160,15 @@ class Saving:
         self.console.saved(report.folder, report.num_bytes, report.seconds, report.stall_seconds)
         for note in report.notes:
             self.console.note(note)
+        if self._merged and not self._said_slow:
+            self._said_slow = True
+            steps = self._step - report.step
+            rate = show_bytes(round(report.num_bytes / max(report.seconds, 1e-9)))
+            self.console.note(
+                f"the save of step {report.step} took {report.seconds:.1f} s at {rate}/s, as long "
+                f"as {steps} steps, and those due meanwhile became one. The disk keeps up with "
+                f"`checkpoint.save_steps: {steps}` or more."
+            )
 
     def _prune(self) -> bool:
         """Remove all checkpoints of this run but the newest; whether there were any."""

@@ -77,6 +77,7 @@ class StepUpdate:
         self._stop = stop or UpdateStop()
         self._adam, self._max_norm, self._eager = base, max_grad_norm, eager
         self._spec, self._store, self._updater = spec, store, updater
+        self._clipped = False
         self._updated: set[int] = set()
         self._left: dict[int, int] = {}  # elements of a layer whose update has not ended
         self._lock = threading.Lock()  # guards `_left`: pieces end on any thread
@@ -99,6 +100,7 @@ class StepUpdate:
             raise self._refuse(f"the gradient norm is {self.grad_norm}")
         scale = clip_coefficient(self.grad_norm, self._max_norm)
         self._adam = AdamStep(**{**vars(self._adam), "grad_scale": scale})
+        self._clipped = True
 
     def wants_gradients(self) -> bool:
         """Not behind a step that was left: what waits in the tiles is that step's."""
@@ -158,6 +160,11 @@ class StepUpdate:
                 f"step and are not written. {advice}"
             )
         return NumericsError(f"{lead} No update was applied. {advice}")
+
+    @property
+    def can_be_finished(self) -> bool:
+        """Whether a layer that has not had the update could get it from what its tile holds."""
+        return self.landed and self._clipped and not self._eager
 
     @property
     def scalars(self) -> AdamStep:

@@ -1,9 +1,13 @@
 """Signals: finish the step, save, leave; or save and go on. The second one ends at once.
 
-SIGINT, SIGTERM and SIGHUP ask for the end, SIGUSR1 for a checkpoint. The second SIGINT is Python's
-KeyboardInterrupt, so that the terminal is given back and a folder that is half written goes; after
-the second of any other kind the system ends the process. SIGHUP that was ignored when the run
+SIGINT, SIGTERM and SIGHUP ask for the end, SIGUSR1 for a checkpoint. A SIGINT after the first
+signal is Python's KeyboardInterrupt, so that the terminal is given back and a folder that is half
+written goes; any other ends the process as the system does. SIGHUP that was ignored when the run
 began, as under `nohup`, stays so.
+
+One request may come as several signals: `timeout` tells its child and then the whole group, a
+closed terminal is told by the shell and by the kernel, a cancelled job gets SIGINT and SIGTERM. So
+what follows within a second, SIGINT apart, is taken for the same request.
 """
 
 import os
@@ -14,6 +18,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ONE_REQUEST_SECONDS = 1.0
 
 
 class StopRequest:
@@ -70,12 +75,14 @@ class StopRequest:
             # No handler may wait for a lock, and unwinding would: threads are loading.
             os.write(2, f"Stopped by {name} before anything had changed.\n".encode())
             os._exit(128 + number)
-        self._noted_at, self.number = self._clock(), number
-        self.signal_name = name
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for other in (signal.SIGTERM, signal.SIGHUP):
-            if other in self._before:
-                signal.signal(other, signal.SIG_DFL)
+        if self.signal_name is None:
+            self._noted_at, self.number = self._clock(), number
+            self.signal_name = name
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        elif self.seconds > _ONE_REQUEST_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     def _ask_for_save(self, number: int, frame: FrameType | None) -> None:
         del number, frame

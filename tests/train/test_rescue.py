@@ -1,101 +1,218 @@
-"""What a run saves when it fails while a save, updates and the next step are all under way."""
+"""Runs that fail in the middle of a step: what they did until then is saved, and nothing worse."""
 
-import threading
+import math
+import re
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+import torch
 
-from megatrain_cli.checkpoint.fsio import FileSystem
-from megatrain_cli.errors import InternalError, StorageError
-from megatrain_cli.pipeline.cuda_lanes import CudaLanes
-from megatrain_cli.report.journal import Journal
-from megatrain_cli.report.records import StepRecord
-from megatrain_cli.store.clock import TileClock
-from megatrain_cli.train.saving import Saving
-from megatrain_cli.train.step import StepUpdate
-from tests.checkpoint.tiles import manifest_of, payloads
-from tests.train.failing import FAILS, fail_update
-from tests.train.here import resume_here, train_here
-from tests.train.threaded import use_threads
+from megatrain_cli.errors import DeviceError, InternalError, NumericsError
+from megatrain_cli.optim.adamw import AdamStep
+from megatrain_cli.optim.crew import WorkSpan
+from megatrain_cli.optim.worker import TileUpdater
+from megatrain_cli.pipeline.compute import Compute
+from megatrain_cli.pipeline.moves import Moves
+from megatrain_cli.pipeline.ops import Kind
+from megatrain_cli.store.master import LayerTile
+from tests.train.live import Moments, last_payloads, resume_here, train_here
+from tests.train.test_run import checkpoints_of, journal_of
 from tests.train.workspace import make_workspace
 
+DEVICE_OPS = [
+    *(Kind.STREAM_IN, Kind.FORWARD, Kind.LOSS, Kind.BACKWARD, Kind.STREAM_OUT, Kind.REPORT),
+]
+EAGER = ["optimizer.update=eager", "optimizer.max_grad_norm=null"]
 
-def test_a_save_that_waits_for_an_update_that_never_comes_does_not_keep_the_state_from_being_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A config of 5 steps, and in `whole` its undisturbed run."""
+    folder = tmp_path_factory.mktemp("rescue")
+    config = make_workspace(folder, train={"max_steps": 5}, model={"layers": 2})
+    train_here(config, f"train.output_dir={folder / 'whole'}")
+    return config
+
+
+def lose_device() -> None:
+    raise torch.AcceleratorError("CUDA error: device lost\nmore")
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("no room for 3 GiB")
+
+
+def goes_on_as_if_nothing_had_been(run: Path, workspace: Path) -> None:
+    resume_here(run)
+    assert last_payloads(run) == last_payloads(workspace.parent / "whole")
+    assert [record["step"] for record in journal_of(run)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("kind", DEVICE_OPS)
+def test_a_lost_device_loses_no_step(
+    kind: Kind, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make_workspace(tmp_path, checkpoint={"save_steps": FAILS})
-    train_here(config, "train.output_dir=whole")
-    use_threads(monkeypatch)
-    begun = threading.Event()
-    begin = Saving._begin
-
-    def tell(self: Saving, step: int, left: StepUpdate | None = None) -> None:
-        begin(self, step, left)
-        if step == FAILS:
-            begun.set()
-
-    settle = TileClock.settle
-
-    def settle_slowly(self: TileClock) -> None:
-        settle(self)
-        for thread in threading.enumerate():
-            if thread.name == "saver":
-                thread.join(60)  # it may be the first to act on it
-
-    monkeypatch.setattr(Saving, "_begin", tell)
-    monkeypatch.setattr(TileClock, "settle", settle_slowly)
+    run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        fail_update(patch, 2, lambda: begun.wait(60))
-        with pytest.raises(InternalError, match="Step 2 was saved in the middle of its update"):
-            train_here(config, "train.output_dir=run")
-    pending = manifest_of(tmp_path / "run" / "checkpoints" / "step-00000002").pending
-    assert pending is not None
-    assert pending.step == FAILS
-    resume_here(tmp_path / "run")
-    ends = [payloads(tmp_path / run / "checkpoints" / "step-00000003") for run in ("whole", "run")]
-    assert ends[0] == ends[1]
+        Moments(patch).at(4, kind, lose_device)
+        wanted = rf"failed in {kind} .*device lost.* The state after step 3 is saved\."
+        with pytest.raises(DeviceError, match=wanted) as end:
+            train_here(workspace, f"train.output_dir={run}")
+    assert end.value.exit_code == 9
+    assert checkpoints_of(run) == ["step-00000003"]
+    goes_on_as_if_nothing_had_been(run, workspace)
 
 
-def test_a_journal_that_cannot_be_written_loses_no_update_that_was_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_device_without_memory_loses_no_step_and_says_what_to_change(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_threads(monkeypatch)
-    halted = threading.Event()
-    halt, write = CudaLanes.halt, Journal.write
-
-    def halt_and_tell(self: CudaLanes) -> None:
-        halted.set()
-        halt(self)
-
-    def refuse(self: Journal, record: StepRecord) -> None:
-        if record.step == FAILS:
-            raise StorageError("no luck.")
-        write(self, record)
-
-    monkeypatch.setattr(CudaLanes, "halt", halt_and_tell)
-    monkeypatch.setattr(Journal, "write", refuse)
-    fail_update(monkeypatch, 2, lambda: halted.wait(60))
-    with pytest.raises(StorageError, match=r"no luck\. Step 2 was saved in the middle of its"):
-        train_here(make_workspace(tmp_path))
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        Moments(patch).at(4, Kind.BACKWARD, out_of_memory)
+        wanted = r"ran out of memory with \d+ rows.*micro_batch_size.* after step 3 is saved\."
+        with pytest.raises(DeviceError, match=wanted) as end:
+            train_here(workspace, f"train.output_dir={run}")
+    assert end.value.exit_code == 9
+    goes_on_as_if_nothing_had_been(run, workspace)
 
 
-def test_a_save_of_the_step_before_is_ended_when_an_eager_step_fails_half_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def fail_update(patch: pytest.MonkeyPatch, step: int, after: int, *, torn: bool) -> None:
+    """The optimizer fails in a step's update, after so many layers: before or in the next one."""
+    submit = TileUpdater.submit
+    done = 0
+
+    def submit_or_fail(
+        self: TileUpdater, tile: LayerTile, gradient: torch.Tensor, start: int, adam: AdamStep
+    ) -> Future[WorkSpan]:
+        nonlocal done
+        if adam.step == step:
+            done += 1
+            if done > after:
+                if torn:
+                    tile.weights[: tile.weights.numel() // 2] += 1
+                raise RuntimeError("no luck")
+        return submit(self, tile, gradient, start, adam)
+
+    patch.setattr(TileUpdater, "submit", submit_or_fail)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+def test_a_device_lost_between_two_updates_of_a_step_leaves_an_update_that_resume_finishes(
+    after: int, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    eager = {"update": "eager", "max_grad_norm": None}
-    config = make_workspace(tmp_path, optimizer=eager, checkpoint={"save_steps": 1})
-    failed = threading.Event()
-    write = FileSystem.sync
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        landed = Moves.landed
+        seen = 0
 
-    def wait_for_failure(self: FileSystem, fd: int) -> None:
-        if threading.current_thread().name == "saver":  # the manifest, once all layers are written
-            assert failed.wait(60)
-        write(self, fd)
+        def lose_after(moves: Moves, *args: object) -> object:
+            nonlocal seen
+            seen += 1
+            if seen == 3 * 4 + after + 1:  # four layers in each of three steps
+                lose_device()
+            return landed(moves, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(FileSystem, "sync", wait_for_failure)
-    fail_update(monkeypatch, 2, failed.set)
-    with pytest.raises(InternalError, match="no luck"):
-        train_here(config)
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == [
-        "step-00000001"
-    ]
+        patch.setattr(Moves, "landed", lose_after)
+        with pytest.raises(DeviceError, match=r"in update of .*Step 4 was saved in the middle of"):
+            train_here(workspace, f"train.output_dir={run}")
+    assert checkpoints_of(run) == [f"step-0000000{4 if after else 3}"]
+    assert len(list(run.glob("checkpoints/*/training/grads-*"))) == 4 - after
+    resume_here(run)
+    assert last_payloads(run) == last_payloads(workspace.parent / "whole")
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("changes", [[], EAGER])
+def test_layers_of_no_one_step_are_not_saved_and_what_was_saved_before_stays(
+    changes: list[str],
+    after: int,
+    workspace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        fail_update(patch, 4, after, torn=True)
+        wanted = r"no luck.* was not saved: .*belong to no one step: .*go on from the last"
+        with pytest.raises(InternalError, match=wanted):
+            train_here(workspace, f"train.output_dir={run}", "checkpoint.save_steps=2", *changes)
+    assert checkpoints_of(run) == ["step-00000002"]
+    if not changes:
+        goes_on_as_if_nothing_had_been(run, workspace)
+
+
+def test_a_loss_that_is_not_finite_is_never_learnt_nor_saved_as_a_step(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        spoil_report(patch, 4, -1)
+        wanted = r"Step 4 was refused: the loss is nan\. No update was applied.*step 3 is saved\."
+        with pytest.raises(NumericsError, match=wanted) as end:
+            train_here(workspace, f"train.output_dir={run}")
+    assert end.value.exit_code == 8
+    assert checkpoints_of(run) == ["step-00000003"]
+    assert [record["step"] for record in journal_of(run)] == [1, 2, 3]
+    goes_on_as_if_nothing_had_been(run, workspace)
+
+
+@pytest.mark.parametrize("layer", [0, 2, 3])
+def test_a_gradient_that_is_not_finite_never_enters_the_moments(
+    layer: int, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        spoil_report(patch, 4, layer)
+        wanted = r"Step 4 was refused: the gradient of \S+ is not finite\..*step 3 is saved\."
+        with pytest.raises(NumericsError, match=wanted) as end:
+            train_here(workspace, f"train.output_dir={run}")
+    assert end.value.exit_code == 8
+    goes_on_as_if_nothing_had_been(run, workspace)
+
+
+def spoil_report(patch: pytest.MonkeyPatch, step: int, index: int) -> None:
+    """Put NaN where a step reports its loss (-1) or a layer's squared norm."""
+    report = Compute.report
+    count = 0
+
+    def spoiled(compute: Compute) -> None:
+        nonlocal count
+        count += 1
+        report(compute)
+        if count == step:
+            compute._buffers.host_totals[index] = math.nan
+
+    patch.setattr(Compute, "report", spoiled)
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_weights_that_are_not_finite_are_not_published(
+    step: int, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    submit = TileUpdater.submit
+
+    def spoil(
+        self: TileUpdater, tile: LayerTile, gradient: torch.Tensor, start: int, adam: AdamStep
+    ) -> Future[WorkSpan]:
+        done = submit(self, tile, gradient, start, adam)
+        done.result()
+        if adam.step == step and tile.index == 1:
+            tile.weights[0] = math.inf
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TileUpdater, "submit", spoil)
+        with pytest.raises(NumericsError, match=r"not finite") as end:
+            train_here(
+                workspace,
+                f"train.output_dir={run}",
+                "checkpoint.save_steps=1",
+                "checkpoint.async_save=false",
+                "checkpoint.keep_last=9",
+            )
+    assert end.value.exit_code == 8
+    assert checkpoints_of(run)[-1] == f"step-0000000{step - 1}"
+    assert not re.search("Traceback", str(end.value))
+    goes_on_as_if_nothing_had_been(run, workspace)

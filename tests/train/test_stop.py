@@ -1,5 +1,6 @@
 """The first signal asks, the second ends at once, and nothing of it outlives the run."""
 
+import os
 import signal
 
 import pytest
@@ -17,15 +18,39 @@ def test_the_first_signal_is_noted_by_name(number: signal.Signals) -> None:
         assert stop.signal_name == number.name
 
 
-def test_the_second_signal_ends_at_once_whatever_it_did_before() -> None:
+def test_an_interrupt_after_any_signal_ends_at_once_whatever_it_did_before() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with StopRequest() as stop:
-        signal.raise_signal(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        assert stop.signal_name == "SIGTERM"
+    for first in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        with StopRequest() as stop:
+            signal.raise_signal(first)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            assert stop.signal_name == first.name
     assert signal.signal(signal.SIGINT, before) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP])
+@SIGNALS
+def test_what_follows_in_the_same_second_is_the_same_request_and_later_ends_at_once(
+    number: signal.Signals, second: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`timeout` sends SIGTERM twice, and a closed terminal SIGHUP."""
+    now, ended = 100.0, list[int]()
+
+    def end(found: int) -> None:
+        assert signal.getsignal(found) == signal.SIG_DFL, "the system ends the process"
+        ended.append(found)
+
+    with StopRequest(clock=lambda: now) as stop:
+        signal.raise_signal(number)
+        now = 100.9
+        signal.raise_signal(second)
+        assert (stop.signal_name, stop.seconds) == (number.name, pytest.approx(0.9))
+        now = 101.1
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "raise_signal", end)
+            os.kill(os.getpid(), second)
+        assert ended == [second]
 
 
 @SIGNALS

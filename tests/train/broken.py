@@ -1,0 +1,80 @@
+"""Ways to break or stop the program in a process of its own, by name."""
+
+import os
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+from megatrain_cli.checkpoint.commit import Commit
+from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.load import LazyLoader
+from megatrain_cli.checkpoint.names import MANIFEST
+from megatrain_cli.checkpoint.save import Saver
+from megatrain_cli.store.clock import TileClock
+from megatrain_cli.train import preparation
+
+
+def publish_before_all_is_written() -> None:
+    """Write under the final name, and a manifest before what it lists is there."""
+    begin, publish = Commit.begin, Commit.publish
+
+    def begin_in_place(self: Commit) -> Path:
+        self._renames, self.folder = False, self.final
+        old = sorted(self._checkpoints.glob("step-*")) if self._checkpoints.exists() else []
+        folder = begin(self)
+        if old and (old[-1] / MANIFEST).exists():
+            (folder / MANIFEST).write_bytes((old[-1] / MANIFEST).read_bytes())
+        return folder
+
+    def publish_in_place(self: Commit, manifest: bytes) -> Path:
+        (self.folder / MANIFEST).unlink(missing_ok=True)
+        return publish(self, manifest)
+
+    Commit.begin = begin_in_place  # type: ignore[method-assign]
+    Commit.publish = publish_in_place  # type: ignore[method-assign]
+
+
+def warm_up_never_ends() -> None:
+    """Say `waits now` and wait where kernels are settled: nothing is loaded yet."""
+
+    def say_and_wait(*args: object) -> NoReturn:
+        os.write(2, b"waits now\n")
+        _wait_for_ever()
+
+    preparation.warm_up = say_and_wait
+
+
+def loading_never_ends() -> None:
+    """No tensor is ever read; say `waits now` where the first step waits for one."""
+    wait = TileClock.wait_for_weights
+
+    def say_and_wait(clock: TileClock, layer: int) -> None:
+        os.write(2, b"waits now\n")
+        wait(clock, layer)
+
+    LazyLoader._load = _wait_for_ever  # type: ignore[method-assign, assignment]
+    TileClock.wait_for_weights = say_and_wait  # type: ignore[method-assign]
+
+
+def save_waits_until_abandoned() -> None:
+    """Say `waits now` where a checkpoint's first folder is made, and wait until it is unwanted."""
+    unwanted = threading.Event()
+    make_folder, abandon = FileSystem.make_folder, Saver.abandon
+
+    def make_and_wait(fs: FileSystem, path: Path) -> None:
+        make_folder(fs, path)
+        if path.name.startswith(".tmp-step-"):
+            os.write(2, b"waits now\n")
+            unwanted.wait(60)
+
+    def tell_and_abandon(saver: Saver) -> None:
+        unwanted.set()
+        abandon(saver)
+
+    FileSystem.make_folder = make_and_wait  # type: ignore[method-assign]
+    Saver.abandon = tell_and_abandon  # type: ignore[method-assign]
+
+
+def _wait_for_ever(*args: object) -> NoReturn:
+    threading.Event().wait(60)
+    raise AssertionError("nobody ended this process")
