@@ -27,7 +27,7 @@ from megatrain_cli.checkpoint.resolve import candidates
 from megatrain_cli.checkpoint.snapshot import Capture, Snapshot, write_aux
 from megatrain_cli.checkpoint.write import FileWriter
 from megatrain_cli.errors import MegatrainError, StorageError
-from megatrain_cli.store.clock import HoldCancelled
+from megatrain_cli.store.hold import HoldCancelled
 from megatrain_cli.store.master import MasterStore
 
 __all__ = ["Retention", "SaveReport", "Saver", "Snapshot"]

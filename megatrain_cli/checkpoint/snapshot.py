@@ -14,7 +14,7 @@ from megatrain_cli.checkpoint.manifest import AuxFile, Shard
 from megatrain_cli.checkpoint.parts import tile_parts
 from megatrain_cli.checkpoint.pool import BouncePool, copy_tile
 from megatrain_cli.checkpoint.write import FileWriter
-from megatrain_cli.store.clock import HoldCancelled
+from megatrain_cli.store.hold import HoldCancelled
 from megatrain_cli.store.master import LayerTile, MasterStore
 
 # Of a file's header, for the question whether there is room: a tensor takes about 150 bytes of it.

@@ -14,47 +14,9 @@ to wait for a tile which is being written uses the time to have those copied tha
 import threading
 import time
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
 
 from megatrain_cli.errors import InternalError, MixedStateError
-
-Room = Callable[[int, int], Callable[[], None] | None]
-"""Finds room for a copy of a layer's tile, given the layer and the step that it is held at: what
-makes the copy, or None. Called under the clock's lock, so it must be quick and must not call the
-clock; what it returns is called without the lock. Room that is given back must be announced by
-`TileClock.release`."""
-
-
-class HoldCancelled(Exception):  # noqa: N818  not a fault: the saver is told to stop
-    """The hold was cancelled by `TileClock.cancel`."""
-
-
-class _State(Enum):
-    QUEUED = auto()
-    COPYING = auto()
-    COPIED = auto()
-    WRITING = auto()
-    SAVED = auto()
-
-
-class Hold:
-    """A snapshot's claim on all tiles, made by `TileClock.hold`.
-
-    Attributes:
-        steps: The step that each layer's tile is to be saved at, by layer.
-        order: Layers in the order in which updates will come to them.
-        cancelled: Whether it is to stop.
-        stall_seconds: How long updates have been kept waiting by it, copies included.
-    """
-
-    def __init__(
-        self, steps: tuple[int, ...], room: Room | None, order: Sequence[int] = ()
-    ) -> None:
-        self.steps, self.order = steps, tuple(order)
-        self.cancelled = False
-        self.stall_seconds = 0.0
-        self._room = room
-        self._states = [_State.QUEUED] * len(steps)
+from megatrain_cli.store.hold import Hold, HoldCancelled, HoldState, Room
 
 
 class TileClock:
@@ -256,20 +218,20 @@ class TileClock:
                     raise HoldCancelled
                 if self._failure is not None:
                     raise self._failure
-                state = hold._states[layer]
-                if state is _State.COPIED:
+                state = hold.states[layer]
+                if state is HoldState.COPIED:
                     return True
-                if state is not _State.COPYING:
+                if state is not HoldState.COPYING:
                     self._check(hold, layer)
                     if self._is_at(layer, hold.steps[layer]):
-                        hold._states[layer] = _State.WRITING
+                        hold.states[layer] = HoldState.WRITING
                         return False
                 self._changed.wait()
 
     def release(self, hold: Hold, layer: int) -> None:
         """A layer is saved; the room of its copy, if there was one, is free again."""
         with self._changed:
-            hold._states[layer] = _State.SAVED
+            hold.states[layer] = HoldState.SAVED
             self._changed.notify_all()
 
     def renew(self, hold: Hold, forget: Callable[[], None]) -> bool:
@@ -283,7 +245,7 @@ class TileClock:
             self._wait_for_copies(hold)
             if not all(self._is_at(layer, step) for layer, step in enumerate(hold.steps)):
                 return False
-            hold._states = [_State.QUEUED] * len(hold.steps)
+            hold.states = [HoldState.QUEUED] * len(hold.steps)
             forget()
             return True
 
@@ -313,35 +275,35 @@ class TileClock:
         hold = self._hold
         if hold is None or self._steps[layer] != hold.steps[layer]:
             return None  # it holds the tile as the update that asks will leave it
-        return None if hold._states[layer] in (_State.COPIED, _State.SAVED) else hold
+        return None if hold.states[layer] in (HoldState.COPIED, HoldState.SAVED) else hold
 
     def _copy_for(self, hold: Hold, layer: int) -> tuple[int, Callable[[], None]] | None:
         """What an update that `hold` keeps from a layer can copy: that layer, or one behind it."""
-        if hold._room is None:
+        if hold.room is None:
             return None
-        queued = [layer] if hold._states[layer] is _State.QUEUED else hold.order
+        queued = [layer] if hold.states[layer] is HoldState.QUEUED else hold.order
         for one in queued:
-            if hold._states[one] is _State.QUEUED and self._is_at(one, hold.steps[one]):
-                copy = hold._room(one, hold.steps[one])
+            if hold.states[one] is HoldState.QUEUED and self._is_at(one, hold.steps[one]):
+                copy = hold.room(one, hold.steps[one])
                 if copy is not None:
                     return one, copy
         return None
 
     def _copy(self, hold: Hold, layer: int, copy: Callable[[], None]) -> None:
         """Make a copy without the lock, under which this is called."""
-        hold._states[layer] = _State.COPYING
+        hold.states[layer] = HoldState.COPYING
         self._changed.release()
-        state = _State.QUEUED
+        state = HoldState.QUEUED
         try:
             copy()
-            state = _State.COPIED
+            state = HoldState.COPIED
         finally:
             self._changed.acquire()
-            hold._states[layer] = state
+            hold.states[layer] = state
             self._changed.notify_all()
 
     def _wait_for_copies(self, hold: Hold) -> None:
-        while _State.COPYING in hold._states:
+        while HoldState.COPYING in hold.states:
             self._changed.wait()
 
     def _is_at(self, layer: int, step: int) -> bool:

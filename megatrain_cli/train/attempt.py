@@ -12,8 +12,6 @@ import torch
 
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.load import LazyLoader
-from megatrain_cli.checkpoint.save import Retention, Saver
-from megatrain_cli.checkpoint.write import FileWriter
 from megatrain_cli.config.load import LoadedConfig, dump_config
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import (
@@ -37,7 +35,7 @@ from megatrain_cli.train.loop import Run
 from megatrain_cli.train.preparation import device_errors, prepare_attempt
 from megatrain_cli.train.rescue import Rescue
 from megatrain_cli.train.resume import Resumption
-from megatrain_cli.train.saving import Saving
+from megatrain_cli.train.saving import Saving, make_saver
 from megatrain_cli.train.step import StepUpdate, UpdateStop, finish_update
 from megatrain_cli.train.stop import StopRequest
 from megatrain_cli.train.superseded import set_aside
@@ -177,9 +175,9 @@ class Attempt:
         folder.write_config(dump_config(self._recorded))
         self._journal = self._stack.enter_context(Journal(folder.metrics))
         checkpoint = self._loaded.config.checkpoint
-        saving = Saving(
-            self._make_saver(), facts, made.aux, checkpoint, folder, self._console, parent
-        )
+        saver = make_saver(self._engine, made, checkpoint, folder)
+        self._stack.callback(saver.close)
+        saving = Saving(saver, facts, made.aux, checkpoint, folder, self._console, parent)
         saving.losses.extend(float.fromhex(loss) for loss in losses)
         if self._resumption is not None and not self._resumption.is_fork:
             # With an update to finish too: the checkpoint has all that is needed for it.
@@ -327,23 +325,3 @@ class Attempt:
                 raise
 
         return lock
-
-    def _make_saver(self) -> Saver:
-        checkpoint, fs = self._loaded.config.checkpoint, FileSystem()
-        saver = Saver(
-            self._engine.store,
-            self._folder.checkpoints,
-            update_order(self._made.plan),
-            fs=fs,
-            writer=FileWriter(fs),
-            pool_bytes=self._engine.plan.decisions.pool_bytes,
-            threads=IO_CHUNKS,
-            paranoid=checkpoint.paranoid,
-            retention=Retention(
-                self._folder.path, checkpoint.keep_last, checkpoint.keep_every_steps
-            ),
-            atomic_rename=self._made.storage.atomic_rename,
-            before_publish=self._folder.lock.check,
-        )
-        self._stack.callback(saver.close)
-        return saver

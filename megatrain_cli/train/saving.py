@@ -9,12 +9,16 @@ from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.names import CHECKPOINTS
 from megatrain_cli.checkpoint.remove import remove_checkpoint
 from megatrain_cli.checkpoint.resolve import candidates
-from megatrain_cli.checkpoint.save import Saver, SaveReport, Snapshot
+from megatrain_cli.checkpoint.save import Retention, Saver, SaveReport, Snapshot
+from megatrain_cli.checkpoint.write import FileWriter
 from megatrain_cli.config.schema import CheckpointSection
 from megatrain_cli.errors import DiskFullError, StorageError
+from megatrain_cli.plan.checkpoints import IO_CHUNKS
 from megatrain_cli.report.console import RunConsole
+from megatrain_cli.train.assemble import Engine, update_order
 from megatrain_cli.train.facts import LOSSES_KEPT, RunFacts
 from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.preparation import Prepared
 from megatrain_cli.train.step import StepUpdate
 from megatrain_cli.units import show_bytes
 
@@ -182,3 +186,27 @@ class Saving:
             remove_checkpoint(fs, old.folder)
             self.console.note(f"removed {CHECKPOINTS}/{old.folder.name} to make room")
         return len(good) > 1
+
+
+def make_saver(
+    engine: Engine, made: Prepared, checkpoint: CheckpointSection, folder: RunFolder
+) -> Saver:
+    """The saver of an attempt; the caller closes it.
+
+    Raises:
+        PlanError: The system refused the pool's memory.
+    """
+    fs = FileSystem()
+    return Saver(
+        engine.store,
+        folder.checkpoints,
+        update_order(made.plan),
+        fs=fs,
+        writer=FileWriter(fs),
+        pool_bytes=engine.plan.decisions.pool_bytes,
+        threads=IO_CHUNKS,
+        paranoid=checkpoint.paranoid,
+        retention=Retention(folder.path, checkpoint.keep_last, checkpoint.keep_every_steps),
+        atomic_rename=made.storage.atomic_rename,
+        before_publish=folder.lock.check,
+    )

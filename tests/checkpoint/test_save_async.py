@@ -20,7 +20,8 @@ from megatrain_cli.checkpoint.save import Saver
 from megatrain_cli.checkpoint.write import FileWriter
 from megatrain_cli.errors import InternalError, MixedStateError
 from megatrain_cli.optim.adamw import AdamStep
-from megatrain_cli.store.clock import Hold, TileClock
+from megatrain_cli.store.clock import TileClock
+from megatrain_cli.store.hold import Hold
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.step import StepUpdate
 from tests.checkpoint.tiles import (

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from megatrain_cli.errors import CorruptError, InternalError, MixedStateError
-from megatrain_cli.store.clock import Hold, HoldCancelled, TileClock
+from megatrain_cli.store.clock import TileClock
+from megatrain_cli.store.hold import Hold, HoldCancelled
 from tests.scheduler import Watched
 
 NAMES = ("embed", "layer-00000", "head")

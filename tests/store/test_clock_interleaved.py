@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 
 from megatrain_cli.errors import MixedStateError
-from megatrain_cli.store.clock import Hold, TileClock
+from megatrain_cli.store.clock import TileClock
+from megatrain_cli.store.hold import Hold
 from tests.scheduler import DeadlockError, Scheduler
 
 NAMES = ("embed", "layer-00000", "head")
