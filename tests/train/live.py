@@ -11,10 +11,10 @@ from rich.console import Console
 
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.config.load import load_config
-from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.pipeline.compute import StepInputs
 from megatrain_cli.pipeline.executor import Executor, HostWork
 from megatrain_cli.pipeline.lanes import Pending
+from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.resume import ResumeRequest
 from megatrain_cli.train.session import resume, train

@@ -1,4 +1,4 @@
-"""Signals at any moment of a whole run: what is saved, what is said, and with which code it ends."""
+"""Signals at any moment of a whole run: what is saved and said, and with which code it ends."""
 
 import os
 import re
@@ -114,9 +114,7 @@ def test_a_save_of_this_step_that_is_under_way_is_waited_for_and_not_made_again(
         monkeypatch.setattr(Saver, "wait", wait_and_let_go)
         moments.at(3, Kind.FORWARD, lambda: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(Stopped, match="all is saved") as end:
-            train_here(
-                workspace, f"train.output_dir={run}", "checkpoint.save_steps=3", said=said
-            )
+            train_here(workspace, f"train.output_dir={run}", "checkpoint.save_steps=3", said=said)
     assert end.value.exit_code == 75
     assert in_flight == [True], "it was under way, and nothing else was waited for"
     assert said.text.count("saved ") == 1
@@ -157,8 +155,6 @@ def test_wishes_that_come_while_a_checkpoint_is_written_make_one_more(
         for step in (1, 2, 3):
             moments.at(step, Kind.FORWARD, ask)
         moments.at(5, Kind.FORWARD, let_go)
-        said = train_here(
-            workspace, f"train.output_dir={run}", f"checkpoint.bounce_pool={1 << 24}"
-        )
+        said = train_here(workspace, f"train.output_dir={run}", f"checkpoint.bounce_pool={1 << 24}")
     assert re.findall(r"saved \S+-(\d+) \(", said) == ["00000001", "00000005", "00000006"]
     assert last_payloads(run) == last_payloads(workspace.parent / "whole")
