@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONHASHSEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt lint types layers cov gpu clean
+.PHONY: help setup demo test check fmt lint types layers cov kills gpu clean
 
 help: ## list these targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -51,6 +51,11 @@ layers: $(READY) ## imports point down, and thinking is torch-free
 cov: $(READY) ## all tests that need no GPU, with branch coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 \
 	  --cov --cov-report=term
+
+# Real kills of whole runs; make check does 20 of each kind.
+kills: $(READY) ## kill runs 100 times at any moment; nothing may be lost (MEGATRAIN_KILLS=N for N)
+	OMP_NUM_THREADS=1 MEGATRAIN_KILLS=$${MEGATRAIN_KILLS:-100} $(BIN)/python -m pytest \
+	  tests/checkpoint/test_kill.py tests/train/test_kills.py
 
 gpu: ## tests that need a CUDA device
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -m gpu

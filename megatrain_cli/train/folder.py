@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from megatrain_cli.checkpoint.fsio import FileSystem
-from megatrain_cli.checkpoint.names import CHECKPOINTS, folder_name
+from megatrain_cli.checkpoint.names import CHECKPOINTS, TEMPORARY, folder_name
 from megatrain_cli.errors import (
     ConfigError,
     IncompatibleError,
@@ -183,7 +183,8 @@ class RunFolder:
     def _refuse_another_run(self, named_by: str) -> None:
         """Steps or weights make a run; one that ended before its first step left none."""
         has_steps = self.metrics.exists() and self.metrics.stat().st_size
-        if has_steps or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir())):
+        names = self._fs.list_folder(self.checkpoints) if self.checkpoints.is_dir() else []
+        if has_steps or not all(name.startswith(TEMPORARY) for name in names):
             other = " (`train.output_dir=...`)" if named_by == "train.output_dir" else ""
             raise ConfigError(
                 f"{named_by}: {self.path} holds a run already. Continue it with `megatrain "

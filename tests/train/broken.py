@@ -2,6 +2,7 @@
 
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,8 +11,11 @@ from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.load import LazyLoader
 from megatrain_cli.checkpoint.names import MANIFEST
 from megatrain_cli.checkpoint.save import Saver
+from megatrain_cli.pipeline.compute import Compute, StepInputs
+from megatrain_cli.pipeline.ops import Op
 from megatrain_cli.store.clock import TileClock
-from megatrain_cli.train import preparation
+from megatrain_cli.train import attempt, preparation
+from megatrain_cli.train.watchdog import Watchdog
 
 
 def publish_before_all_is_written() -> None:
@@ -30,8 +34,8 @@ def publish_before_all_is_written() -> None:
         (self.folder / MANIFEST).unlink(missing_ok=True)
         return publish(self, manifest)
 
-    Commit.begin = begin_in_place  # type: ignore[method-assign]
-    Commit.publish = publish_in_place  # type: ignore[method-assign]
+    _replace(Commit, begin=begin_in_place)
+    _replace(Commit, publish=publish_in_place)
 
 
 def warm_up_never_ends() -> None:
@@ -41,7 +45,7 @@ def warm_up_never_ends() -> None:
         os.write(2, b"waits now\n")
         _wait_for_ever()
 
-    preparation.warm_up = say_and_wait
+    _replace(preparation, warm_up=say_and_wait)
 
 
 def loading_never_ends() -> None:
@@ -52,8 +56,8 @@ def loading_never_ends() -> None:
         os.write(2, b"waits now\n")
         wait(clock, layer)
 
-    LazyLoader._load = _wait_for_ever  # type: ignore[method-assign, assignment]
-    TileClock.wait_for_weights = say_and_wait  # type: ignore[method-assign]
+    _replace(LazyLoader, _load=_wait_for_ever)
+    _replace(TileClock, wait_for_weights=say_and_wait)
 
 
 def save_waits_until_abandoned() -> None:
@@ -71,8 +75,46 @@ def save_waits_until_abandoned() -> None:
         unwanted.set()
         abandon(saver)
 
-    FileSystem.make_folder = make_and_wait  # type: ignore[method-assign]
-    Saver.abandon = tell_and_abandon  # type: ignore[method-assign]
+    _replace(FileSystem, make_folder=make_and_wait)
+    _replace(Saver, abandon=tell_and_abandon)
+
+
+def step_3_hangs() -> None:
+    """Its first layer never ends, and the watchdog has little patience."""
+    _be_impatient()
+    forward, count = Compute.forward, 0
+
+    def forward_or_hang(compute: Compute, op: Op, step: StepInputs) -> None:
+        nonlocal count
+        count += op.layer == 0 and op.micro_batch == 0
+        if count == 3:
+            _wait_for_ever()
+        forward(compute, op, step)
+
+    _replace(Compute, forward=forward_or_hang)
+
+
+def second_save_hangs() -> None:
+    """Its files never reach the disk, and the watchdog has little patience."""
+    _be_impatient()
+    sync = FileSystem.sync
+
+    def sync_or_hang(fs: FileSystem, fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  no file's path
+        if ".tmp-step-" in path and ".tmp-step-00000001" not in path:
+            _wait_for_ever()
+        sync(fs, fd)
+
+    _replace(FileSystem, sync=sync_or_hang)
+
+
+def _be_impatient() -> None:
+    _replace(attempt, HANG_SECONDS=1.0, Watchdog=partial(Watchdog, seconds=1.0))
+
+
+def _replace(holder: object, **new: object) -> None:
+    for name, value in new.items():
+        setattr(holder, name, value)
 
 
 def _wait_for_ever(*args: object) -> NoReturn:

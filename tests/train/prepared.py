@@ -146,7 +146,7 @@ def serve(number: str, config: str) -> None:
             asked, fds, _, _ = socket.recv_fds(commands, 1 << 16, 1)
             if not asked:
                 return
-            assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
+            assert len([*Path("/proc/self/task").iterdir()]) == 1, "a fork would lose threads"
             args, broken = json.loads(asked)
             if os.fork() == 0:
                 break
@@ -159,58 +159,6 @@ def serve(number: str, config: str) -> None:
         return
     status = os.waitpid(pid, 0)[1]
     os.write(fds[0], f"\n{_ENDED}{os.waitstatus_to_exitcode(status)}\n".encode())
-
-
-def _become(args: list[str], broken: list[str], output: int) -> None:
-    os.write(output, f"{os.getpid()}\n".encode())
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    for place in broken:
-        module, _, function = place.partition(":")
-        getattr(import_module(module), function)()
-    sys.argv = ["megatrain", *args]
-    from megatrain_cli.cli.app import main
-
-    main()
-
-
-def _load_all(config: Path) -> None:
-    """Have all loaded that is loaded on first use, as far as that starts no thread."""
-    _load_all(Path(config))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the waiting processes
-    with socket.socket(fileno=int(number)) as commands:
-        while True:
-            asked, fds, _, _ = socket.recv_fds(commands, 1 << 16, 1)
-            if not asked:
-                return
-            assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
-            args, broken = json.loads(asked)
-            if os.fork() == 0:
-                break
-            os.close(fds[0])
-    # The waiting process: its own child is the run.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    pid = os.fork()
-    if pid == 0:
-        _become(args, broken, fds[0])
-        return
-    status = os.waitpid(pid, 0)[1]
-    os.write(fds[0], f"\n{_ENDED}{os.waitstatus_to_exitcode(status)}\n".encode())
-
-
-def _become(args: list[str], broken: list[str], output: int) -> None:
-    os.write(output, f"{os.getpid()}\n".encode())
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    for place in broken:
-        module, _, function = place.partition(":")
-        getattr(import_module(module), function)()
-    sys.argv = ["megatrain", *args]
-    from megatrain_cli.cli.app import main
-
-    main()
 
 
 def _load_all(config: Path) -> None:
@@ -226,3 +174,17 @@ def _load_all(config: Path) -> None:
 
     loaded = load_config(config)
     load_rows(loaded.config, prepare(loaded)[1].decisions)
+
+
+def _become(args: list[str], broken: list[str], output: int) -> None:
+    os.write(output, f"{os.getpid()}\n".encode())
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    for place in broken:
+        module, _, function = place.partition(":")
+        getattr(import_module(module), function)()
+    sys.argv = ["megatrain", *args]
+    from megatrain_cli.cli.app import main
+
+    main()

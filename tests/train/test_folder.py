@@ -41,6 +41,8 @@ def test_a_run_that_ended_before_its_first_step_is_no_obstacle(tmp_path: Path) -
     with RunFolder(tmp_path) as folder:
         folder.write_config("")
         folder.metrics.touch()
+        # As a process leaves it that was killed while it looked what the disk can do.
+        (folder.checkpoints / ".tmp-probe-0a1b2c3d").mkdir(parents=True)
     (tmp_path / "mine.txt").write_text("keep")
     with RunFolder(tmp_path):
         assert (tmp_path / "mine.txt").read_text() == "keep"

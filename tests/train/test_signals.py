@@ -1,4 +1,4 @@
-"""Signals at any moment of a whole run: what is saved, what is said, and with which code it ends."""
+"""Signals at any moment of a whole run: what is saved and said, and with which code it ends."""
 
 import os
 import re

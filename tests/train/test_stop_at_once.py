@@ -44,7 +44,7 @@ def test_a_signal_in_the_warm_up_ends_at_once_and_the_run_can_be_started_again(
     number: signal.Signals, workspace: Path, tmp_path: Path, server: Prepared
 ) -> None:
     run = tmp_path / "run"
-    args = ["train", workspace, f"train.output_dir={run}"]
+    args: list[str | Path] = ["train", workspace, f"train.output_dir={run}"]
     child = server.start(*args, broken=[f"{BROKEN}warm_up_never_ends"])
     child.wait_for("waits now")
     child.send(number)
@@ -96,7 +96,11 @@ def test_one_process_at_a_time_goes_on_with_a_run(
     first = server.start("resume", half, broken=[f"{BROKEN}loading_never_ends"])
     first.wait_for("waits now")
     before = snapshot(half)
-    for args in (["resume", half], ["train", workspace, f"train.output_dir={half}"]):
+    commands: list[list[str | Path]] = [
+        ["resume", half],
+        ["train", workspace, f"train.output_dir={half}"],
+    ]
+    for args in commands:
         second = server.run(*args)
         assert second.end() == 6, second.text
         assert f"is in use by process {first.pid} on " in second.text
