@@ -138,7 +138,9 @@ class Attempt:
             done = record.step
             if done % config.logging.log_steps == 0 or done == total:
                 self._console.step(record, total)
-            asked, stop.save_wanted = stop.save_wanted, False
+            asked = stop.save_wanted
+            if asked:  # a signal that comes from now on asks for another one
+                stop.save_wanted = False
             rescue.saving.after_step(done, record.loss, asked=asked)
         return done
 
