@@ -29,7 +29,7 @@ CLASSES: Mapping[str, Kind] = {
     "data.eval": "runtime",
     "data.format": "meaning",
     "data.max_length": "meaning",
-    "data.packing": "meaning",
+    "data.packing": "identity",  # the position counts packs, or documents
     "data.overlong": "meaning",
     "data.train_on_prompt": "meaning",
     "data.shuffle": "meaning",

@@ -22,8 +22,6 @@ def find_not_yet(config: TrainConfig) -> Iterator[Finding]:
             "model.trust_remote_code",
             f"true {_NOT_YET}; use a model that transformers itself supports",
         )
-    if data.packing:
-        yield Finding("data.packing", f"true {_NOT_YET}; use false: one document a row")
     if data.eval is not None:
         yield Finding("data.eval", f"evaluation {_NOT_YET}; use null")
     if config.eval.steps is not None:

@@ -100,6 +100,11 @@ def find_idle(config: TrainConfig) -> Iterator[Finding]:
                 "train.deterministic",
                 "has no effect on the CPU: runs with as many threads repeat bit for bit anyway",
             )
+    if config.data.packing:
+        yield Finding(
+            "model.attention",
+            "has no effect with `data.packing`: packed rows have an attention of their own",
+        )
     if config.data.train_on_prompt and config.data.format == "text":
         yield Finding("data.train_on_prompt", "has no effect on texts: they have no prompt")
 

@@ -7,6 +7,7 @@ bytes for a token would be twice what ids need, and a list of lists ten times.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,11 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each row, `(num_rows,)`."""
+        return np.diff(self.offsets)
 
     def row(self, i: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Token ids and labels of a row, both `(length,)`; labels are -100 where none is learnt."""

@@ -9,7 +9,6 @@ from pydantic import JsonValue
 from megatrain_cli.checkpoint.facts import DataFacts, SourceFile
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.data.examples import Examples
-from megatrain_cli.data.sampler import ORDER
 from megatrain_cli.errors import DataError, IncompatibleError
 from megatrain_cli.train.rows import TrainingRows
 from megatrain_cli.units import MIB
@@ -19,7 +18,6 @@ _MAKE_ROWS = (
     "data.train",
     "data.format",
     "data.max_length",
-    "data.packing",
     "data.overlong",
     "data.train_on_prompt",
 )
@@ -35,9 +33,9 @@ def data_facts(config: TrainConfig, rows: TrainingRows) -> DataFacts:
     """
     return DataFacts(
         rows_xxh3_128=hash_rows(rows.examples),
-        num_rows=len(rows.examples),
+        num_rows=rows.rows_per_epoch,
         sources=tuple(hash_file(Path(source.path)) for source in config.data.train),
-        order=ORDER,
+        order=rows.order,
         seed=config.train.seed,
         shuffle=config.data.shuffle,
         next_row=rows.start.row,

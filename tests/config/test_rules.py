@@ -100,7 +100,6 @@ def test_rules_are_reported_beside_wrong_values(problems: Problems) -> None:
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ("data.packing=true", "data.packing"),
         ("data.eval=eval.jsonl", "data.eval"),
         ("eval.steps=10", "eval.steps"),
         ("data.format=sharegpt", "data.format"),
@@ -125,7 +124,7 @@ def test_what_is_not_in_this_version_is_refused_by_name(
 @pytest.mark.parametrize(
     "override",
     [
-        "data.packing=false",
+        "data.packing=true",
         "data.eval=null",
         "eval.steps=null",
         "model.attention=eager",
@@ -159,6 +158,7 @@ def test_the_values_that_mean_without_it_are_accepted(load: Load, override: str)
         ),
         (["pipeline.device=cpu", "store.memory=pinned"], "store.memory has no effect"),
         (["pipeline.device=cpu", "train.deterministic=true"], "train.deterministic has no effect"),
+        (["data.packing=true", "model.attention=eager"], "model.attention has no effect"),
         (["data.format=text", "data.train_on_prompt=true"], "data.train_on_prompt has no effect"),
         (["optimizer.master=bf16"], "optimizer.master changes below half a BF16 step are lost"),
         (["optimizer.master=bf16_stochastic"], "optimizer.master changes below a BF16 step happen"),
