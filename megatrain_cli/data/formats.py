@@ -39,6 +39,9 @@ class Row:
     messages: tuple[Message, ...] = ()
     tools: tuple[dict[str, object], ...] = ()
     text: str | None = None
+    input_ids: tuple[int, ...] | None = None
+    labels: tuple[int, ...] | None = None
+    source: int = 0
 
 
 def find_format(value: dict[str, object]) -> tuple[str, ...]:
