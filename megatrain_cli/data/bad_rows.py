@@ -71,7 +71,7 @@ class BadRows:
                 "\n".join(
                     [
                         f"{self.num_bad} of {self.num_read} rows cannot be used, more than "
-                        f"`data.max_bad_rows: {self.limit:g}` allows. Mend the file, or raise it.",
+                        f"`data.max_bad_share: {self.limit:g}` allows. Mend the file, or raise it.",
                         *self.lines(),
                     ]
                 )

@@ -50,8 +50,6 @@ class _Spelling:
 def read_alpaca(fields: Fields, _columns: Mapping[str, str | None], _tags: object) -> Chat:
     """An instruction with its input below it, and what came before, as turns of a chat."""
     turns: list[Message] = []
-    if system := fields.optional_text("system"):
-        turns.append({"role": "system", "content": system})
     shown = fields.shown("history")
     for number, pair in enumerate(fields.optional_items("history"), start=1):
         place = f"{shown}[{number}]"
@@ -64,7 +62,7 @@ def read_alpaca(fields: Fields, _columns: Mapping[str, str | None], _tags: objec
     asked = [fields.text("instruction"), fields.optional_text("input")]
     turns.append({"role": "user", "content": "\n".join(part for part in asked if part)})
     turns.append({"role": "assistant", "content": fields.text("output")})
-    return Chat(tuple(turns))
+    return _chat(fields, turns)
 
 
 def read_messages(
@@ -215,7 +213,9 @@ def _calls(parts: Fields) -> list[object]:
     try:
         written = drop_nulls(parse_json(parts.text("content").strip(), parts.where), parts.where)
     except RowError as error:
-        raise parts.refuse("content", f"a call of a tool as JSON is expected: {error.reason}") from None
+        raise parts.refuse(
+            "content", f"a call of a tool as JSON is expected: {error.reason}"
+        ) from None
     calls = written if isinstance(written, list) else [written]
     made: list[object] = []
     for call in calls:

@@ -124,10 +124,7 @@ class Fields:
         return _NAMES.get(field, (field,))
 
     def _missing(self, field: str, kind: str) -> RowError:
-        there = any(name in self._value for name in self._names(field))
-        return self.refuse(
-            field, f"the field is {'null' if there else 'missing'}, and {kind} is required"
-        )
+        return self.refuse(field, f"the field is missing or null, and {kind} is required")
 
 
 def check_text(text: object, field: str, where: str) -> str:

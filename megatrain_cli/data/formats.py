@@ -1,6 +1,7 @@
 """What a row may look like, and what it says: a chat, a text, or tokens.
 
-    alpaca             instruction, output, and maybe input, system, history    -> a chat
+    alpaca             instruction, output, and maybe input, history; system,
+                       tools                                                    -> a chat
     sharegpt           conversations: [{from, value}, ...]; system, tools       -> a chat
     messages           messages: [{role, content}, ...]; system, tools          -> a chat
     prompt_completion  prompt and completion (query and response), each a text
@@ -30,12 +31,12 @@ _CHATS: dict[str, Callable[[Fields, Mapping[str, str | None], Mapping[str, str]]
 FORMATS = (*_CHATS, "text", "tokenized")
 
 FIELDS: dict[str, tuple[str, ...]] = {
-    "alpaca": ("instruction", "output", "input", "system", "history"),
+    "alpaca": ("instruction", "output", "input", "history", "system", "tools"),
     "sharegpt": ("messages", "system", "tools"),
     "messages": ("messages", "system", "tools"),
     "prompt_completion": ("prompt", "completion", "system", "tools"),
     "text": ("text",),
-    "tokenized": ("input_ids", "labels", "attention_mask"),
+    "tokenized": ("input_ids", "labels", "attention_mask", "position_ids"),
 }
 """Format -> the fields that are read of its rows."""
 

@@ -20,6 +20,8 @@ from megatrain_cli.data.records import Records
 from megatrain_cli.data.text_file import SampleBy, read_text
 from megatrain_cli.errors import DataError, RowError
 
+_TURNS = {"sharegpt", "messages"}
+
 
 @dataclass(frozen=True)
 class SourceFile:
@@ -137,6 +139,9 @@ def _agree(
                 f"Set `data.format` to one of {', '.join(FORMATS)}.",
             )
         return found[0]
+    # Of turns of the other kind, their reader says more.
+    if row_format in _TURNS and _TURNS.intersection(found):
+        return row_format
     if found and row_format not in found:
         raise RowError(
             where,
