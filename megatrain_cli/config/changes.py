@@ -31,7 +31,7 @@ CLASSES: Mapping[str, Kind] = {
     "data.on_bad_row": "meaning",
     "data.max_bad_share": "runtime",
     "data.max_length": "meaning",
-    "data.packing": "meaning",
+    "data.packing": "identity",  # the position counts packs, or documents
     "data.overlong": "meaning",
     "data.train_on_prompt": "meaning",
     "data.shuffle": "meaning",

@@ -38,6 +38,13 @@ def find_conflicts(config: TrainConfig, explicit: frozenset[str]) -> Iterator[Fi
         )
     for source in config.data.train:
         yield from _idle_of_source(source)
+        if source.weight is not None and config.data.packing:
+            yield Finding(
+                "data.train",
+                "`weight` with `data.packing`: packs are the same in every epoch, so that each of "
+                "their documents is drawn once. Remove one of the two",
+                ("data.packing",),
+            )
     if schedule.warmup_steps and schedule.warmup_ratio is not None:
         yield Finding(
             "schedule.warmup_ratio",
@@ -105,6 +112,11 @@ def find_idle(config: TrainConfig) -> Iterator[Finding]:
             )
     if config.data.on_bad_row == "error":
         yield Finding("data.max_bad_share", "has no effect with `data.on_bad_row: error`")
+    if config.data.packing:
+        yield Finding(
+            "model.attention",
+            "has no effect with `data.packing`: packed rows have an attention of their own",
+        )
     if config.data.train_on_prompt and config.data.format == "text":
         yield Finding("data.train_on_prompt", "has no effect on texts: they have no prompt")
 
@@ -121,7 +133,7 @@ def _idle_of_source(source: DataSource) -> Iterator[Finding]:
     else:
         idle, why = of_hub, "a file or a folder has none; name the files that you want"
     for key in sorted(idle):
-        if getattr(source, key) != DataSource.model_fields[key].get_default():
+        if getattr(source, key) is not None:
             yield Finding("data.train", f"`{key}` of {source.path}: {why}. Remove the key")
 
 

@@ -69,16 +69,17 @@ class DataSource(Section):
     """Fields that the file has under other names, as `{instruction: question, output: answer}`."""
     tags: Tags | None = None
     """Roles that the file has under other names, as `{user: human, assistant: bot}`."""
-    sample_by: Literal["line", "paragraph", "document"] = "line"
-    """What a row of a `.txt` file is; blank lines divide paragraphs."""
+    sample_by: Literal["line", "paragraph", "document"] | None = None
+    """What a row of a `.txt` file is; null is `line`. Blank lines divide paragraphs."""
     subset: Name | None = None
     """Of a data set on a hub: the configuration."""
     split: Name | None = None
     """Of a data set on a hub: the split; null is `train`."""
     revision: Name | None = None
     """Of a data set on a hub: commit, branch or tag; null is the newest."""
-    streaming: bool = False
-    """Of a data set on a hub: whether rows are read over the network and none is kept on disk."""
+    streaming: bool | None = None
+    """Of a data set on a hub: whether rows are read over the network and none is kept on disk;
+    null is false."""
 
 
 def _sources(value: object) -> object:

@@ -1,6 +1,7 @@
 """What becomes of rows that cannot be used: an error, or a count of them by reason."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,6 +15,19 @@ _NUM_PLACES = 3
 _ENOUGH = 1000
 
 
+@dataclass(frozen=True)
+class SkippedRows:
+    """Rows left out for one reason: how many, and where the first of them are."""
+
+    count: int
+    places: tuple[str, ...]
+
+    def line(self, reason: str) -> str:
+        """The account of them as text."""
+        more = ", ..." if self.count > len(self.places) else ""
+        return f"skipped {self.count}: {reason} ({', '.join(self.places)}{more})"
+
+
 @dataclass
 class BadRows:
     """Counts the rows of one source; grows while they are read.
@@ -22,18 +36,18 @@ class BadRows:
         on_bad_row: `error` raises what it is given.
         limit: Share of the rows read that may be bad.
         num_read: All rows, bad ones included.
-        counts: By reason, how many rows, and the places of the first of them.
+        skipped: By reason.
     """
 
     on_bad_row: OnBadRow = "error"
     limit: float = 0.0
     num_read: int = 0
-    counts: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    skipped: dict[str, SkippedRows] = field(default_factory=dict)
 
     @property
     def num_bad(self) -> int:
         """Rows that were left out."""
-        return sum(count for count, _ in self.counts.values())
+        return sum(rows.count for rows in self.skipped.values())
 
     def add(self, error: RowError) -> None:
         """Count a bad row; it must be among `num_read` already.
@@ -45,8 +59,7 @@ class BadRows:
         if self.on_bad_row == "error":
             raise error
         reason = _general(error.reason)
-        count, places = self.counts.get(reason, (0, ()))
-        self.counts[reason] = (count + 1, (*places, error.where)[:_NUM_PLACES])
+        _count(self.skipped, reason, 1, (error.where,))
         self._check(max(self.num_read, _ENOUGH))
 
     def end(self) -> None:
@@ -59,23 +72,32 @@ class BadRows:
 
     def lines(self) -> list[str]:
         """The account as text, a line a reason."""
-        lines = []
-        for reason, (count, places) in self.counts.items():
-            more = ", ..." if count > len(places) else ""
-            lines.append(f"skipped {count}: {reason} ({', '.join(places)}{more})")
-        return lines
+        return [rows.line(reason) for reason, rows in self.skipped.items()]
 
     def _check(self, num_rows: int) -> None:
         if self.num_bad > self.limit * num_rows:
-            raise DataError(
-                "\n".join(
-                    [
-                        f"{self.num_bad} of {self.num_read} rows cannot be used, more than "
-                        f"`data.max_bad_share: {self.limit:g}` allows. Mend the file, or raise it.",
-                        *self.lines(),
-                    ]
-                )
+            first = (
+                f"{self.num_bad} of {self.num_read} rows cannot be used, more than "
+                f"`data.max_bad_share: {self.limit:g}` allows. Mend the file, or raise it."
             )
+            raise DataError("\n".join([first, *self.lines()]))
+
+
+def merge_bad_rows(sources: Iterable[BadRows]) -> dict[str, SkippedRows]:
+    """The bad rows of all sources together, by reason."""
+    merged: dict[str, SkippedRows] = {}
+    for source in sources:
+        for reason, rows in source.skipped.items():
+            _count(merged, reason, rows.count, rows.places)
+    return merged
+
+
+def _count(
+    skipped: dict[str, SkippedRows], reason: str, count: int, places: tuple[str, ...]
+) -> None:
+    before = skipped.get(reason, SkippedRows(0, ()))
+    kept = (*before.places, *places)[:_NUM_PLACES]
+    skipped[reason] = SkippedRows(before.count + count, kept)
 
 
 def _general(reason: str) -> str:

@@ -15,12 +15,28 @@ For a field that may be left out, null, absent and "" are the same. A required o
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from megatrain_cli.data.chats import Chat, read_alpaca, read_messages, read_pair, read_sharegpt
-from megatrain_cli.data.chats import Message as Message
-from megatrain_cli.data.fields import Fields
-from megatrain_cli.data.fields import check_text as check_text
+from megatrain_cli.data.chats import (
+    Chat,
+    Message,
+    read_alpaca,
+    read_messages,
+    read_pair,
+    read_sharegpt,
+)
+from megatrain_cli.data.fields import Fields, check_text
 from megatrain_cli.data.tokens import read_tokens
 from megatrain_cli.errors import RowError
+
+__all__ = [
+    "FIELDS",
+    "FORMATS",
+    "Message",
+    "Reading",
+    "Row",
+    "check_text",
+    "find_format",
+    "parse_row",
+]
 
 _CHATS: dict[str, Callable[[Fields, Mapping[str, str | None], Mapping[str, str]], Chat]] = {
     "alpaca": read_alpaca,

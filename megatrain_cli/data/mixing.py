@@ -1,11 +1,11 @@
 """Which rows an epoch has where sources have weights: a pure function, like the order of rows.
 
-[Note: what a weight means] A source of n rows and weight w gives `round(w * n)` rows to each epoch,
+[Note: What a weight means] A source of n rows and weight w gives `round(w * n)` rows to each epoch,
 at least one: the *draws* of the source. Its draws of all epochs are one endless stream of passes,
 each with every row once, cut into epochs. So weight 2 has each row twice an epoch, weight 0.5 half
-of the rows in one epoch and the other half in the next, and at any time no row of a source was
-drawn more than once more often than another. An epoch is the draws of all sources, in one shuffled
-order; with all weights 1 it is every row once, in the order of `epoch_order`.
+of the rows in one epoch and the other half in the next, and at the end of an epoch no row of a
+source was drawn more than once more often than another. An epoch is the draws of all sources in
+one shuffled order. With all weights 1 it is every row once, in the order of `RowStream`.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain_cli.data.sampler import epoch_order
+from megatrain_cli.data.sampler import rows_at
 from megatrain_cli.errors import InternalError
 
 MIXING = "passes-v1"
-"""Names the rule of `mixed_order` where a weight is not 1."""
+"""Names the rule of `MixedStream` in a checkpoint, besides that of the order."""
 
 # Odd, so that no two sources of a run share a seed.
 _SEED_STEP = 0xD1342543DE82EF95
@@ -33,47 +33,72 @@ def num_draws(num_rows: Sequence[int], weights: Sequence[float]) -> list[int]:
     ]
 
 
-def mixed_order(
-    num_rows: Sequence[int], weights: Sequence[float], seed: int, epoch: int, *, shuffle: bool
-) -> NDArray[np.int64]:
-    """The rows of an epoch in order, `(sum(num_draws(...)),)` int64.
+class MixedStream:
+    """The rows of a run whose sources have weights. Has no state: any place is found alone.
 
-    See [Note: what a weight means].
-
-    Args:
-        num_rows: By source; rows are counted through all sources, those of the first source first.
-        weights: By source, how many times each row is drawn in an epoch, on average.
-        seed: Of the run.
-        epoch: Counted from 0.
-        shuffle: Without it an epoch has the draws of one source after the other, each pass in the
-            order of the rows.
+    See [Note: What a weight means]. Rows are counted through all sources, those of the first
+    source first.
     """
-    parts, first = [], 0
-    draws = num_draws(num_rows, weights)
-    for index, (rows, count) in enumerate(zip(num_rows, draws, strict=True)):
-        if rows:
-            source_seed = (seed + (index + 1) * _SEED_STEP) % 2**64
-            parts.append(first + _draws(rows, count * epoch, count, source_seed, shuffle))
-        first += rows
-    chosen = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-    if not shuffle:
-        return chosen
-    # Sorted, the choice is every row in its place where all weights are 1.
-    chosen.sort()
-    return chosen[epoch_order(len(chosen), seed, epoch)]
 
+    def __init__(
+        self, num_rows: Sequence[int], weights: Sequence[float], seed: int, shuffle: bool
+    ) -> None:
+        """Begin.
 
-def _draws(num_rows: int, start: int, count: int, seed: int, shuffle: bool) -> NDArray[np.int64]:
-    """Draws `start` to `start + count` of the endless stream of a source's passes."""
-    parts = []
-    while count:
-        index, place = divmod(start, num_rows)
-        taken = min(count, num_rows - place)
-        # A whole pass has every row, in whatever order; only a part of one has to be chosen.
-        if shuffle and taken < num_rows:
-            order = epoch_order(num_rows, seed, index)
-        else:
-            order = np.arange(num_rows, dtype=np.int64)
-        parts.append(order[place : place + taken])
-        start, count = start + taken, count - taken
-    return np.concatenate(parts)
+        Args:
+            num_rows: By source.
+            weights: By source: how many times each row is drawn in an epoch, on average.
+            seed: Of the run.
+            shuffle: Without it an epoch has the draws of one source after the other, and each pass
+                has the rows in their order.
+        """
+        self._rows = list(num_rows)
+        self._draws = num_draws(num_rows, weights)
+        self._first_row = np.cumsum([0, *num_rows])
+        self._first_draw = np.cumsum([0, *self._draws])
+        self._seed, self._shuffle = seed, shuffle
+        if not self.num_rows:
+            raise InternalError("a stream of no rows")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of one epoch: the draws of all sources."""
+        return int(self._first_draw[-1])
+
+    def rows(self, start: int, stop: int) -> list[int]:
+        """The rows that are `start`-th to `stop - 1`-th of the run, over all epochs."""
+        found: list[int] = []
+        while start < stop:
+            epoch, first = divmod(start, self.num_rows)
+            last = min(self.num_rows, first + stop - start)
+            places = np.arange(first, last, dtype=np.int64)
+            if self._shuffle:
+                places = rows_at(places, self.num_rows, self._seed, epoch)
+            found += self._drawn(places, epoch).tolist()
+            start += last - first
+        return found
+
+    def _drawn(self, places: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """The rows at places of an epoch's draws, before these are shuffled."""
+        rows = np.empty_like(places)
+        for index, draws in enumerate(self._draws):
+            begin = self._first_draw[index]
+            mine = np.flatnonzero((places >= begin) & (places < begin + draws))
+            if len(mine):
+                stream = places[mine] - begin + draws * epoch
+                rows[mine] = self._first_row[index] + self._of_source(index, stream, epoch)
+        return rows
+
+    def _of_source(self, index: int, draws: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """The rows of one source, counted within it, at places of its endless stream."""
+        num_rows, per_epoch = self._rows[index], self._draws[index]
+        seed = (self._seed + (index + 1) * _SEED_STEP) % 2**64
+        passes, places = np.divmod(draws, num_rows)
+        for number in np.unique(passes).tolist():
+            # A pass that lies within one epoch has every row there, and is shuffled with it.
+            begin, end = number * num_rows, (number + 1) * num_rows
+            is_whole = begin >= epoch * per_epoch and end <= (epoch + 1) * per_epoch
+            if self._shuffle and not is_whole:
+                mine = passes == number
+                places[mine] = rows_at(places[mine], num_rows, seed, number)
+        return places

@@ -11,14 +11,15 @@ from pathlib import Path
 from megatrain_cli.data.arrow_file import read_arrow
 from megatrain_cli.data.bad_rows import BadRows
 from megatrain_cli.data.csv_file import read_csv
-from megatrain_cli.data.files import find_kind, list_files, open_bytes
-from megatrain_cli.data.files import show_path as show_path
+from megatrain_cli.data.files import find_kind, list_files, open_bytes, show_path
 from megatrain_cli.data.formats import FORMATS, Reading, Row, find_format, parse_row
 from megatrain_cli.data.hub import HubSet, read_hub
 from megatrain_cli.data.json_file import read_json
 from megatrain_cli.data.records import Records
 from megatrain_cli.data.text_file import SampleBy, read_text
 from megatrain_cli.errors import DataError, RowError
+
+__all__ = ["SourceFile", "read_rows", "show_path"]
 
 _TURNS = {"sharegpt", "messages"}
 
@@ -85,7 +86,8 @@ def read_rows(source: SourceFile, bad_rows: BadRows | None = None) -> Iterator[R
         bad_rows.num_read += 1
         try:
             if isinstance(value, RowError):
-                raise value  # noqa: TRY301 - one place decides about all bad rows
+                bad_rows.add(value)
+                continue
             row_format = _agree(value, row_format, where, source.reading)
             row = parse_row(value, row_format, where, source.reading, source.index)
         except RowError as error:

@@ -37,14 +37,18 @@ def _source(given: DataSource, index: int, data_format: str) -> SourceFile:
     hub = None
     if is_hub_id(path) and not path.exists():
         hub = HubSet(
-            str(path), given.subset, given.split or "train", given.revision, given.streaming
+            str(path),
+            given.subset,
+            given.split or "train",
+            given.revision,
+            given.streaming or False,
         )
     return SourceFile(
         path=path,
         format=given.format or data_format,
         reading=Reading(given.columns or {}, given.tags or {}),
         max_rows=given.max_rows,
-        sample_by=given.sample_by,
+        sample_by=given.sample_by or "line",
         hub=hub,
         index=index,
         weight=weight,

@@ -32,7 +32,7 @@ def read_tokens(fields: Fields) -> tuple[tuple[int, ...], tuple[int, ...] | None
         if label not in (IGNORED, token):
             raise fields.refuse(
                 "labels",
-                f"item {place} is neither -100 nor the id of its own token (labels are not shifted)",
+                f"item {place} is neither -100 nor the id of its own token (not shifted)",
             )
     return input_ids, labels
 

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from megatrain_cli.config.load import LoadedConfig
@@ -208,7 +207,7 @@ def check_examples(examples: Examples, skeleton: Skeleton, folder: Path) -> None
     Raises:
         ModelError: The tokenizer belongs to another model, or a row is longer than the model goes.
     """
-    longest, limit = int(np.diff(examples.offsets).max()), skeleton.spec.max_positions
+    longest, limit = int(examples.lengths.max()), skeleton.spec.max_positions
     if limit is not None and longest > limit:
         raise ModelError(
             f"The longest row has {longest} tokens and {skeleton.spec.architecture} in {folder} "

@@ -9,7 +9,6 @@ from pydantic import JsonValue
 from megatrain_cli.checkpoint.facts import DataFacts, SourceFile
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.data.examples import Examples
-from megatrain_cli.data.sampler import ORDER
 from megatrain_cli.data.source import SourceFile as DataSource
 from megatrain_cli.data.sources import find_sources
 from megatrain_cli.errors import DataError, IncompatibleError
@@ -22,7 +21,6 @@ _MAKE_ROWS = (
     "data.format",
     "data.on_bad_row",
     "data.max_length",
-    "data.packing",
     "data.overlong",
     "data.train_on_prompt",
 )
@@ -38,11 +36,11 @@ def data_facts(config: TrainConfig, rows: TrainingRows) -> DataFacts:
     """
     return DataFacts(
         rows_xxh3_128=hash_rows(rows.examples),
-        num_rows=len(rows.examples),
+        num_rows=rows.rows_per_epoch,
         sources=tuple(
             facts for source in find_sources(config.data) for facts in hash_source(source)
         ),
-        order=ORDER,
+        order=rows.order,
         seed=config.train.seed,
         shuffle=config.data.shuffle,
         next_row=rows.start.row,

@@ -139,7 +139,7 @@ class Run:
                 "backward": issued.end.seconds_since(issued.loss),
                 "update": parts.update_seconds,
             },
-            epoch=rows_so_far / len(self._rows.examples),
+            epoch=rows_so_far / self._rows.rows_per_epoch,
             rows=rows.num_rows,
             breakdown=asdict(parts),
         )

@@ -1,15 +1,15 @@
 """The rows of each optimizer step, from the config to micro-batches."""
 
 import math
-from collections.abc import Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatrain_cli.config.schema import TrainConfig
-from megatrain_cli.data.batch import find_pad_id, make_micro_batches
+from megatrain_cli.data.batch import find_pad_id, join, make_micro_batches
 from megatrain_cli.data.examples import (
     DataSummary,
     Examples,
@@ -17,8 +17,11 @@ from megatrain_cli.data.examples import (
     load_tokenizer,
     preview,
 )
-from megatrain_cli.data.sampler import RowStream
-from megatrain_cli.data.source import SourceFile
+from megatrain_cli.data.mixing import MIXING, MixedStream
+from megatrain_cli.data.pack import RULE as PACKING
+from megatrain_cli.data.pack import Packs, pack_documents
+from megatrain_cli.data.sampler import ORDER, RowOrder, RowStream, packing_order, rows_of_update
+from megatrain_cli.data.sources import find_sources
 from megatrain_cli.errors import InternalError
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.plan.decide import Decisions
@@ -54,8 +57,8 @@ class RowSource(Protocol):
         """Rows of a full step."""
 
     @property
-    def examples(self) -> Sized:
-        """All rows: one pass over the data."""
+    def rows_per_epoch(self) -> int:
+        """Rows of one pass over the data."""
 
     def of_step(self, index: int) -> StepRows:
         """The rows of a step, counted from 0."""
@@ -65,7 +68,10 @@ class RowSource(Protocol):
 class TrainingRows:
     """All rows, and which of them each step takes.
 
+    A row is what is shuffled, counted and resumed by: a document, or with `data.packing` a pack.
+
     Attributes:
+        packs: Which documents are in which row; None where each is a row of its own.
         total_steps: Optimizer steps of the run, those before `start` included.
         start: Where this process goes on.
         example: One row as `(text, trained)` spans, for a person to check.
@@ -77,9 +83,10 @@ class TrainingRows:
     total_steps: int
     _config: TrainConfig
     _decisions: Decisions
-    _stream: RowStream
+    _stream: RowOrder
     _pad_id: int
     start: Position = START
+    packs: Packs | None = None
 
     def planned(self, decisions: Decisions) -> "TrainingRows":
         """The same rows, divided by another plan."""
@@ -88,13 +95,34 @@ class TrainingRows:
     @property
     def longest(self) -> int:
         """Tokens of the longest row, rounded up for the kernels: all that a plan has room for."""
-        longest = int(np.diff(self.examples.offsets).max())
-        return min(round_up(longest, LENGTH_STEP), self._config.data.max_length)
+        return min(round_up(int(self._lengths.max()), LENGTH_STEP), self._config.data.max_length)
 
     @property
     def padding(self) -> float:
         """Share of all positions that is padding where every row has the planned length."""
-        return 1 - len(self.examples.tokens) / (len(self.examples) * self._decisions.max_length)
+        lengths = self._lengths
+        return 1 - int(lengths.sum()) / (len(lengths) * self._decisions.max_length)
+
+    @property
+    def _lengths(self) -> NDArray[np.int64]:
+        return self.examples.lengths if self.packs is None else self.packs.lengths
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """Rows of one pass over the data."""
+        return self._stream.num_rows
+
+    @property
+    def order(self) -> str:
+        """Names the rules that decide which documents a row holds and which row comes next."""
+        if isinstance(self._stream, MixedStream):
+            return f"{ORDER}+{MIXING}"
+        return ORDER if self.packs is None else f"{ORDER}+{PACKING}"
+
+    def lines(self) -> list[str]:
+        """What became of the rows of the files, a line a fact."""
+        packed = [] if self.packs is None else [self.packs.line()]
+        return [*self.summary.lines(), *packed]
 
     @property
     def rows_per_step(self) -> int:
@@ -108,10 +136,10 @@ class TrainingRows:
         return Position(step, row if last is None else max(self.start.row, min(row, last)))
 
     def ids_of_step(self, index: int) -> list[int]:
-        """Which rows a step takes, as places in `examples`; see `of_step`."""
+        """Which rows a step takes: places in `packs` or, without, in `examples`; see `of_step`."""
         since = self._steps_since_start(index)
-        return self._stream.rows_of_update(
-            since, self.rows_per_step, self._last_row, self.start.row
+        return rows_of_update(
+            self._stream, since, self.rows_per_step, self._last_row, self.start.row
         )
 
     def _steps_since_start(self, step: int) -> int:
@@ -122,12 +150,18 @@ class TrainingRows:
     @property
     def _last_row(self) -> int | None:
         epochs = self._config.train.num_epochs
-        return None if epochs is None else _rows_in(epochs, len(self.examples))
+        return None if epochs is None else _rows_in(epochs, self.rows_per_epoch)
 
     def of_step(self, index: int) -> StepRows:
         """The rows of a step, counted from 0, not before `start`."""
         d = self._decisions
-        rows = [self.examples.row(i) for i in self.ids_of_step(index)]
+        ids, lengths = self.ids_of_step(index), None
+        if self.packs is None:
+            rows = [self.examples.row(i) for i in ids]
+        else:
+            packs = [[self.examples.row(i) for i in self.packs.row(id_)] for id_ in ids]
+            lengths = [[len(tokens) for tokens, _ in documents] for documents in packs]
+            rows = [join(documents) for documents in packs]
         length = None
         if d.compiled:
             length = d.max_length
@@ -135,9 +169,15 @@ class TrainingRows:
             longest = max(len(ids) for ids, _ in rows)
             length = min(round_up(longest, LENGTH_STEP), d.max_length)
         micro = make_micro_batches(
-            rows, d.micro_batch_size, d.num_micro_batches, self._pad_id, length, d.max_length
+            rows,
+            d.micro_batch_size,
+            d.num_micro_batches,
+            self._pad_id,
+            length,
+            d.max_length,
+            lengths,
         )
-        return StepRows([MicroBatch(m.input_ids, m.labels) for m in micro], len(rows))
+        return StepRows([MicroBatch(m.input_ids, m.labels, m.documents) for m in micro], len(rows))
 
 
 def load_rows(
@@ -159,19 +199,29 @@ def load_rows(
     """
     tokenizer = load_tokenizer(Path(config.model.path))
     data, train = config.data, config.train
-    files = [SourceFile(Path(s.path), s.format or data.format) for s in data.train]
+    sources = find_sources(data)
     examples, summary = load_examples(
-        files,
+        sources,
         tokenizer,
         max_length=data.max_length,
         overlong=data.overlong,
         train_on_prompt=data.train_on_prompt,
+        on_bad_row=data.on_bad_row,
+        max_bad_share=data.max_bad_share,
     )
+    packs = _pack(config, examples, decisions.max_length) if data.packing else None
+    stream: RowOrder
+    if packs is None and any(source.weight != 1 for source in sources):
+        weights = [source.weight for source in sources]
+        stream = MixedStream(summary.used_by_source, weights, train.seed, data.shuffle)
+    else:
+        num_rows = len(examples) if packs is None else len(packs)
+        stream = RowStream(num_rows, train.seed, data.shuffle)
     if train.max_steps is not None:
         steps = train.max_steps
     else:
         assert train.num_epochs is not None  # the schema wants exactly one of the two
-        left = _rows_in(train.num_epochs, len(examples)) - start.row
+        left = _rows_in(train.num_epochs, stream.num_rows) - start.row
         rows_per_step = train.micro_batch_size * train.gradient_accumulation_steps
         steps = start.step + math.ceil(max(0, left) / rows_per_step)
     return TrainingRows(
@@ -181,10 +231,21 @@ def load_rows(
         total_steps=steps,
         _config=config,
         _decisions=decisions,
-        _stream=RowStream(len(examples), train.seed, data.shuffle),
+        _stream=stream,
         _pad_id=find_pad_id(tokenizer),
         start=start,
+        packs=packs,
     )
+
+
+def _pack(config: TrainConfig, examples: Examples, max_length: int) -> Packs:
+    """Packs of all documents; shuffled before, so that the sources mix in them."""
+    lengths = examples.lengths
+    order = np.arange(len(lengths), dtype=np.int64)
+    if config.data.shuffle:
+        order = packing_order(len(lengths), config.train.seed)
+    # A document longer than the model's positions is refused for that, and not for its row.
+    return pack_documents(lengths, order, max(max_length, int(lengths.max())))
 
 
 def _rows_in(epochs: float, num_rows: int) -> int:

@@ -67,7 +67,7 @@ def test_each_row_comes_once_an_epoch_over_any_stops_and_batch_sizes(
     taken, at = ledger(num_rows, legs)
     assert at == Position(sum(steps for _, steps in legs), len(taken))
     unbroken = RowStream(num_rows, 7, shuffle=True)
-    assert taken == [unbroken.row(g) for g in range(len(taken))]
+    assert taken == unbroken.rows(0, len(taken))
     for begin in range(0, len(taken) - num_rows + 1, num_rows):
         epoch = Counter(taken[begin : begin + num_rows])
         assert epoch == Counter(range(num_rows))
@@ -78,7 +78,7 @@ def test_without_the_row_in_the_position_a_change_of_batch_size_repeats_rows() -
     at = Position(step=4, row=8)
     right = make_rows(12, 4, at, epochs=None).ids_of_step(4)
     wrong = make_rows(12, 4, Position(step=4, row=4 * 4), epochs=None).ids_of_step(4)
-    assert right == [RowStream(12, 7, shuffle=True).row(g) for g in range(8, 12)]
+    assert right == RowStream(12, 7, shuffle=True).rows(8, 12)
     assert wrong != right
 
 
@@ -97,7 +97,7 @@ def test_passes_over_the_data_end_at_the_same_row_whatever_the_batches(
     taken = [i for index in range(stop) for i in first.ids_of_step(index)]
     taken += [i for index in range(stop, total) for i in second.ids_of_step(index)]
     unbroken = RowStream(num_rows, 7, shuffle=True)
-    assert taken == [unbroken.row(g) for g in range(last)]
+    assert taken == unbroken.rows(0, last)
     assert second.position_after(total).row == last
     assert second.ids_of_step(total) == []
 
