@@ -28,6 +28,8 @@ CLASSES: Mapping[str, Kind] = {
     "data.train": "meaning",
     "data.eval": "runtime",
     "data.format": "meaning",
+    "data.on_bad_row": "meaning",
+    "data.max_bad_share": "runtime",
     "data.max_length": "meaning",
     "data.packing": "identity",  # the position counts packs, or documents
     "data.overlong": "meaning",

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain_cli.data.source import SourceFile, read_rows, show_path
+from megatrain_cli.data.bad_rows import BadRows, OnBadRow, SkippedRows, merge_bad_rows
+from megatrain_cli.data.source import SourceFile, read_rows
 from megatrain_cli.data.template import IGNORED, Overlong, SkipReason, encode_row
-from megatrain_cli.errors import DataError, ModelError
+from megatrain_cli.errors import DataError, ModelError, RowError
 from megatrain_cli.units import show_count
 
 if TYPE_CHECKING:
@@ -61,35 +62,29 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class SkippedRows:
-    """Rows left out for one reason: how many, and where the first of them are."""
-
-    count: int
-    places: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class DataSummary:
     """What became of every row: `num_read` is `num_used` and all that was skipped.
 
     Attributes:
-        formats: By file, the format its rows were read as.
+        formats: By source, the format its rows were read as.
         num_tokens: Of the rows used, after cutting.
         num_targets: Tokens that are predicted and compared.
         num_cut: Rows used that were longer than `max_length`.
         longest: Tokens of the longest row that was tokenised, before cutting.
         max_length: What rows were cut to.
+        used_by_source: Rows used of each source, in the order of the config.
     """
 
     formats: dict[str, str]
     num_read: int
     num_used: int
-    skipped: dict[SkipReason, SkippedRows]
+    skipped: dict[str, SkippedRows]
     num_tokens: int
     num_targets: int
     num_cut: int
     longest: int
     max_length: int
+    used_by_source: tuple[int, ...] = ()
 
     def lines(self) -> list[str]:
         """The account as text, a line a fact."""
@@ -97,8 +92,7 @@ class DataSummary:
         left_out = self.num_read - self.num_used
         lines.append(f"{self.num_read} rows read, {self.num_used} used, {left_out} skipped")
         for reason, rows in self.skipped.items():
-            more = ", ..." if rows.count > len(rows.places) else ""
-            lines.append(f"skipped {rows.count}: {reason} ({', '.join(rows.places)}{more})")
+            lines.append(rows.line(reason))
         if self.num_used:
             share = 100 * self.num_targets / self.num_tokens
             lines.append(
@@ -117,6 +111,8 @@ def load_examples(
     max_length: int,
     overlong: Overlong,
     train_on_prompt: bool,
+    on_bad_row: OnBadRow = "error",
+    max_bad_share: float = 0.0,
 ) -> tuple[Examples, DataSummary]:
     """Read and tokenise all files, in order. No weight is needed for that, so it comes first.
 
@@ -126,12 +122,18 @@ def load_examples(
     tokens, is_target, offsets = array("i"), bytearray(), array("q", [0])
     formats: dict[str, str] = {}
     places: dict[SkipReason, list[str]] = {}
-    num_read = num_cut = longest = 0
-    for file in files:
-        for row in read_rows(file):
-            formats[show_path(file.path)] = row.format
-            encoded = encode_row(row, tokenizer, max_length, overlong, train_on_prompt)
-            num_read += 1
+    bad_rows = [BadRows(on_bad_row, max_bad_share) for _ in files]
+    used_by_source = []
+    num_cut = longest = 0
+    for file, bad in zip(files, bad_rows, strict=True):
+        used_before = len(offsets)
+        for row in read_rows(file, bad):
+            formats[file.name] = row.format
+            try:
+                encoded = encode_row(row, tokenizer, max_length, overlong, train_on_prompt)
+            except RowError as error:
+                bad.add(error)
+                continue
             longest = max(longest, encoded.num_tokens)
             if encoded.skipped is not None:
                 places.setdefault(encoded.skipped, []).append(row.where)
@@ -140,6 +142,7 @@ def load_examples(
             tokens.extend(encoded.input_ids)
             is_target.extend(label != IGNORED for label in encoded.labels)
             offsets.append(len(tokens))
+        used_by_source.append(len(offsets) - used_before)
     examples = Examples(
         np.asarray(tokens, dtype=np.int32),
         np.frombuffer(is_target, dtype=np.bool_),
@@ -147,17 +150,19 @@ def load_examples(
     )
     summary = DataSummary(
         formats=formats,
-        num_read=num_read,
+        num_read=sum(bad.num_read for bad in bad_rows),
         num_used=len(examples),
         skipped={
             reason: SkippedRows(len(found), tuple(found[:_NUM_PLACES]))
             for reason, found in places.items()
-        },
+        }
+        | merge_bad_rows(bad_rows),
         num_tokens=len(tokens),
         num_targets=sum(examples.num_targets(i) for i in range(len(examples))),
         num_cut=num_cut,
         longest=longest,
         max_length=max_length,
+        used_by_source=tuple(used_by_source),
     )
     if not len(examples):
         raise DataError("\n".join(["no row has anything to learn", *summary.lines()]))

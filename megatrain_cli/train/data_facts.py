@@ -9,6 +9,8 @@ from pydantic import JsonValue
 from megatrain_cli.checkpoint.facts import DataFacts, SourceFile
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.data.examples import Examples
+from megatrain_cli.data.source import SourceFile as DataSource
+from megatrain_cli.data.sources import find_sources
 from megatrain_cli.errors import DataError, IncompatibleError
 from megatrain_cli.train.rows import TrainingRows
 from megatrain_cli.units import MIB
@@ -17,6 +19,7 @@ from megatrain_cli.units import MIB
 _MAKE_ROWS = (
     "data.train",
     "data.format",
+    "data.on_bad_row",
     "data.max_length",
     "data.overlong",
     "data.train_on_prompt",
@@ -34,7 +37,9 @@ def data_facts(config: TrainConfig, rows: TrainingRows) -> DataFacts:
     return DataFacts(
         rows_xxh3_128=hash_rows(rows.examples),
         num_rows=rows.rows_per_epoch,
-        sources=tuple(hash_file(Path(source.path)) for source in config.data.train),
+        sources=tuple(
+            facts for source in find_sources(config.data) for facts in hash_source(source)
+        ),
         order=rows.order,
         seed=config.train.seed,
         shuffle=config.data.shuffle,
@@ -51,6 +56,20 @@ def hash_rows(examples: Examples) -> str:
         digest.update(f"{array.dtype.name} {len(array)}\n".encode())
         digest.update(little.data)
     return digest.hexdigest()
+
+
+def hash_source(source: DataSource) -> tuple[SourceFile, ...]:
+    """All files of a source. A hub's rows are no files: there its name decides, and the tokens.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
+    if source.hub is None:
+        return tuple(hash_file(path) for path in source.files)
+    hub = source.hub
+    name = "\n".join((hub.path, hub.subset or "", hub.split, hub.revision or ""))
+    digest = xxhash.xxh3_128(name.encode()).hexdigest()
+    return (SourceFile(name=hub.shown, path=hub.path, bytes=0, xxh3_128=digest),)
 
 
 def hash_file(path: Path) -> SourceFile:

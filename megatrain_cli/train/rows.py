@@ -17,10 +17,11 @@ from megatrain_cli.data.examples import (
     load_tokenizer,
     preview,
 )
+from megatrain_cli.data.mixing import MIXING, MixedStream
 from megatrain_cli.data.pack import RULE as PACKING
 from megatrain_cli.data.pack import Packs, pack_documents
 from megatrain_cli.data.sampler import ORDER, RowOrder, RowStream, packing_order, rows_of_update
-from megatrain_cli.data.source import SourceFile
+from megatrain_cli.data.sources import find_sources
 from megatrain_cli.errors import InternalError
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.plan.decide import Decisions
@@ -114,6 +115,8 @@ class TrainingRows:
     @property
     def order(self) -> str:
         """Names the rules that decide which documents a row holds and which row comes next."""
+        if isinstance(self._stream, MixedStream):
+            return f"{ORDER}+{MIXING}"
         return ORDER if self.packs is None else f"{ORDER}+{PACKING}"
 
     def lines(self) -> list[str]:
@@ -196,21 +199,29 @@ def load_rows(
     """
     tokenizer = load_tokenizer(Path(config.model.path))
     data, train = config.data, config.train
-    files = [SourceFile(Path(s.path), s.format or data.format) for s in data.train]
+    sources = find_sources(data)
     examples, summary = load_examples(
-        files,
+        sources,
         tokenizer,
         max_length=data.max_length,
         overlong=data.overlong,
         train_on_prompt=data.train_on_prompt,
+        on_bad_row=data.on_bad_row,
+        max_bad_share=data.max_bad_share,
     )
     packs = _pack(config, examples, decisions.max_length) if data.packing else None
-    num_rows = len(examples) if packs is None else len(packs)
+    stream: RowOrder
+    if packs is None and any(source.weight != 1 for source in sources):
+        weights = [source.weight for source in sources]
+        stream = MixedStream(summary.used_by_source, weights, train.seed, data.shuffle)
+    else:
+        num_rows = len(examples) if packs is None else len(packs)
+        stream = RowStream(num_rows, train.seed, data.shuffle)
     if train.max_steps is not None:
         steps = train.max_steps
     else:
         assert train.num_epochs is not None  # the schema wants exactly one of the two
-        left = _rows_in(train.num_epochs, num_rows) - start.row
+        left = _rows_in(train.num_epochs, stream.num_rows) - start.row
         rows_per_step = train.micro_batch_size * train.gradient_accumulation_steps
         steps = start.step + math.ceil(max(0, left) / rows_per_step)
     return TrainingRows(
@@ -220,7 +231,7 @@ def load_rows(
         total_steps=steps,
         _config=config,
         _decisions=decisions,
-        _stream=RowStream(num_rows, train.seed, data.shuffle),
+        _stream=stream,
         _pad_id=find_pad_id(tokenizer),
         start=start,
         packs=packs,

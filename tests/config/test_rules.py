@@ -102,10 +102,6 @@ def test_rules_are_reported_beside_wrong_values(problems: Problems) -> None:
     [
         ("data.eval=eval.jsonl", "data.eval"),
         ("eval.steps=10", "eval.steps"),
-        ("data.format=sharegpt", "data.format"),
-        ("data.format=prompt_completion", "data.format"),
-        ("data.train=[{path: a, format: sharegpt}]", "data.train"),
-        ("data.train=[{path: a, weight: 2}]", "data.train"),
         ("model.attention=flash_attention_2", "model.attention"),
         ("model.attention=flex_attention", "model.attention"),
         ("model.trust_remote_code=true", "model.trust_remote_code"),
@@ -132,7 +128,7 @@ def test_what_is_not_in_this_version_is_refused_by_name(
         "checkpoint.save_steps=10",
         "checkpoint.bounce_pool=0",
         "logging.tensorboard=false",
-        "data.train=[{path: a, format: text}]",
+        "data.train=[{path: a, format: text, weight: 2}]",
     ],
 )
 def test_the_values_that_mean_without_it_are_accepted(load: Load, override: str) -> None:

@@ -7,13 +7,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from megatrain_cli.pipeline.compute import MicroBatch
-from megatrain_cli.train.rows import StepRows
 from tests.train.workspace import Started, make_workspace, start
 
 LENGTH = 160  # of a row; three or four documents of 33 to 52 tokens
