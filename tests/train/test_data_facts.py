@@ -12,11 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from megatrain_cli.checkpoint.facts import DataFacts, SourceFile
-from megatrain_cli.data.examples import Examples
+from megatrain_cli.data.content import hash_content
+from megatrain_cli.data.source import SourceFile as DataSource
+from megatrain_cli.data.table import Examples, hash_rows
 from megatrain_cli.errors import DataError, IncompatibleError
-from megatrain_cli.train.data_facts import check_data, data_facts, hash_file, hash_rows
+from megatrain_cli.train.data_facts import check_data, data_facts, source_facts
 from megatrain_cli.train.position import Position
 from tests.train.workspace import make_workspace, start
+
+
+def hash_file(path: Path) -> SourceFile:
+    [found] = source_facts(DataSource(path), [hash_content(path)])
+    return found
 
 
 def facts(*paths: Path, rows: str = "1" * 32, order: str = "feistel-v1") -> DataFacts:
