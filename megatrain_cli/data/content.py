@@ -5,6 +5,7 @@ from pathlib import Path
 
 import xxhash
 
+from megatrain_cli.data.files import show_path
 from megatrain_cli.data.source import SourceFile
 from megatrain_cli.errors import DataError
 from megatrain_cli.units import MIB
@@ -40,8 +41,10 @@ def hash_content(path: Path) -> FileContent:
                 digest.update(chunk)
                 size += len(chunk)
                 lines += chunk.count(b"\n")
+    except FileNotFoundError:
+        raise DataError(f"{show_path(path)}: there is no such file") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise DataError(f"{show_path(path)}: cannot be read: {error.strerror or error}") from None
     return FileContent(path, size, digest.hexdigest(), lines)
 
 
