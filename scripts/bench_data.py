@@ -134,9 +134,9 @@ def main() -> None:
         print(f"from the cache: {found['seconds']:.2f} s, peak {found['peak_mb']:.0f} MB")
     found = in_own_process("--order", "--rows", given.rows)
     print(
-        f"row {given.rows - 1} of {given.rows}: {found['plain_seconds'] * 1000:.2f} ms; packed, with "
-        f"packs made anew: {found['packed_seconds']:.1f} s ({found['packing_efficiency']:.2%} full), "
-        f"peak {found['peak_mb']:.0f} MB"
+        f"row {given.rows - 1} of {given.rows}: {found['plain_seconds'] * 1000:.2f} ms; with packs "
+        f"made anew: {found['packed_seconds']:.1f} s ({found['packing_efficiency']:.2%} full, peak "
+        f"{found['peak_mb']:.0f} MB)"
     )
 
 

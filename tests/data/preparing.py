@@ -1,10 +1,9 @@
 """Rows to prepare, and what came of them as bytes."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from megatrain_cli.data.bad_rows import OnBadRow
 from megatrain_cli.data.chunks import Encoding
@@ -54,4 +53,6 @@ def content(found: Prepared) -> tuple[bytes, ...]:
     )
 
 
-Say = Callable[[str], None]
+def open_full(*args: object, **more: object) -> BinaryIO:
+    """A file on a disk without room."""
+    return Path("/dev/full").open("w+b")

@@ -1,6 +1,7 @@
 """Prepared rows on the disk: whole or not there, whoever dies, and never those of other data."""
 
 import errno
+import fcntl
 import os
 import shutil
 import threading
@@ -18,8 +19,9 @@ from megatrain_cli.data.cache import Cache, CacheEntry
 from megatrain_cli.data.formats import Reading
 from megatrain_cli.data.prepare import Prepared
 from megatrain_cli.data.source import SourceFile
+from megatrain_cli.data.workers import encode_chunks
 from megatrain_cli.errors import CorruptError, DataError, DiskFullError, StorageError
-from tests.data.preparing import ENCODING, content, prepare_here, write_rows
+from tests.data.preparing import ENCODING, content, open_full, prepare_here, write_rows
 from tests.data.templates import make_tokenizer
 from tests.train.killed import Killed
 
@@ -32,7 +34,7 @@ class Kept:
         self.source = write_rows(folder / "a.jsonl", 20)
         self.said: list[str] = []
         self.made = 0
-        real = prepare_module.encode_chunks
+        real = encode_chunks
 
         def count(*args: Any) -> Any:
             self.made += 1
@@ -216,7 +218,7 @@ def no_lock(file: Any, how: int) -> None:
 
 
 def test_without_locks_the_first_folder_stays(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module.fcntl, "flock", no_lock)
+    monkeypatch.setattr(fcntl, "flock", no_lock)
     inner: list[Prepared] = []
 
     def meanwhile(rows: int, share: float) -> None:
@@ -227,7 +229,7 @@ def test_without_locks_the_first_folder_stays(kept: Kept, monkeypatch: pytest.Mo
     outer = kept.prepare(progress=meanwhile)
     assert kept.made == 2
     assert content(outer) == content(inner[0])
-    [entry] = kept.entries
+    assert len(kept.entries) == 1
     assert content(kept.prepare()) == content(outer)
     assert kept.made == 2
 
@@ -280,7 +282,7 @@ def test_a_death_at_any_moment_leaves_whole_rows_or_none(
 def test_a_full_disk_is_one_clear_line_and_leaves_nothing(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CacheEntry, "open_file", lambda self, name: Path("/dev/full").open("w+b"))
+    monkeypatch.setattr(CacheEntry, "open_file", open_full)
     with pytest.raises(DiskFullError, match=r"cache: no room for .*is free\). Make room, or set"):
         kept.prepare()
     assert kept.entries == []
@@ -296,9 +298,11 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(kept: Kept, tmp_path:
 
 def test_how_much_is_free_need_not_be_known(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, "full")
-    with pytest.raises(DiskFullError, match="an unknown amount is free"):
-        with cache_module.disk_errors(tmp_path / "none"):
-            raise full
+    with (
+        pytest.raises(DiskFullError, match="an unknown amount is free"),
+        cache_module.disk_errors(tmp_path / "none"),
+    ):
+        raise full
 
 
 def test_an_error_in_the_data_leaves_nothing(kept: Kept) -> None:

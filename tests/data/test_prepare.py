@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from megatrain_cli.data.table import hash_rows
 from megatrain_cli.data.template import Encoded, SkipReason
 from megatrain_cli.data.workers import encode_chunks
 from megatrain_cli.errors import DataError, DiskFullError, RowError
-from tests.data.preparing import BAD, ENCODING, content, prepare_here, write_rows
+from tests.data.preparing import BAD, ENCODING, content, open_full, prepare_here, write_rows
 from tests.data.templates import make_tokenizer
 
 
@@ -191,9 +192,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, chatml:
 def test_a_temporary_folder_that_is_full_is_one_clear_line(
     tmp_path: Path, chatml: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        module.tempfile, "TemporaryFile", lambda prefix: Path("/dev/full").open("w+b")
-    )
+    monkeypatch.setattr(tempfile, "TemporaryFile", open_full)
     with pytest.raises(DiskFullError, match=r"no room for the prepared rows.*set TMPDIR"):
         prepare_here(write_rows(tmp_path / "a", 3), tokenizer=chatml)
 
