@@ -73,6 +73,8 @@ class DataSummary:
         num_cut: Rows used that were longer than `max_length`.
         longest: Tokens of the longest row that was tokenised, before cutting.
         max_length: What rows were cut to.
+        num_split: Chats that became several rows, because the template writes earlier turns in
+            another way once the chat goes on.
     """
 
     formats: dict[str, str]
@@ -84,6 +86,7 @@ class DataSummary:
     num_cut: int
     longest: int
     max_length: int
+    num_split: int = 0
 
     def lines(self) -> list[str]:
         """The account as text, a line a fact."""
@@ -93,6 +96,11 @@ class DataSummary:
         for reason, rows in self.skipped.items():
             more = ", ..." if rows.count > len(rows.places) else ""
             lines.append(f"skipped {rows.count}: {reason} ({', '.join(rows.places)}{more})")
+        if self.num_split:
+            lines.append(
+                f"{self.num_split} chats became several rows each: the chat template writes "
+                "earlier turns in another way once a chat goes on"
+            )
         if self.num_used:
             share = 100 * self.num_targets / self.num_tokens
             lines.append(
@@ -120,20 +128,25 @@ def load_examples(
     tokens, is_target, offsets = array("i"), bytearray(), array("q", [0])
     formats: dict[str, str] = {}
     places: dict[SkipReason, list[str]] = {}
-    num_read = num_cut = longest = 0
+    num_read = num_used = num_split = num_cut = longest = 0
     for file in files:
         for row in read_rows(file):
             formats[show_path(file.path)] = row.format
             encoded = encode_row(row, tokenizer, max_length, overlong, train_on_prompt)
             num_read += 1
-            longest = max(longest, encoded.num_tokens)
+            longest = max(longest, *(part.num_tokens for part in (encoded, *encoded.rest)), 0)
             if encoded.skipped is not None:
                 places.setdefault(encoded.skipped, []).append(row.where)
                 continue
-            num_cut += encoded.num_tokens > max_length
-            tokens.extend(encoded.input_ids)
-            is_target.extend(label != IGNORED for label in encoded.labels)
-            offsets.append(len(tokens))
+            num_used += 1
+            num_split += bool(encoded.rest)
+            for part in (encoded, *encoded.rest):
+                if part.skipped is not None:
+                    continue
+                num_cut += part.num_tokens > max_length
+                tokens.extend(part.input_ids)
+                is_target.extend(label != IGNORED for label in part.labels)
+                offsets.append(len(tokens))
     examples = Examples(
         np.asarray(tokens, dtype=np.int32),
         np.frombuffer(is_target, dtype=np.bool_),
@@ -142,7 +155,8 @@ def load_examples(
     summary = DataSummary(
         formats=formats,
         num_read=num_read,
-        num_used=len(examples),
+        num_used=num_used,
+        num_split=num_split,
         skipped={
             reason: SkippedRows(len(found), tuple(found[:_NUM_PLACES]))
             for reason, found in places.items()

@@ -114,20 +114,6 @@ def test_a_row_that_a_template_refuses_names_its_turn_and_the_reason() -> None:
     assert "must alternate" in message
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
-    tokenizer = make_tokenizer(FORGETFUL)
-    thought = ("assistant", "hm</think>a")
-    row = chat(("user", "u"), thought, ("user", "v"), ("assistant", "b"))
-    message = refusal(row, tokenizer)
-    assert message.startswith("train.jsonl:7: turn 2: the chat template is not prefix-preserving")
-    # Nothing is rewritten in these, so what they teach is certain.
-    assert taught(encode(chat(("user", "u"), thought), tokenizer), tokenizer) == [
-        "hm</think>a<|im_end|>"
-    ]
-    plain = chat(("user", "u"), ("assistant", "a"), ("user", "v"), ("assistant", "b"))
-    assert taught(encode(plain, tokenizer), tokenizer) == ["a<|im_end|>", "b<|im_end|>"]
-
-
 def test_a_template_without_an_end_mark_is_refused() -> None:
     row = chat(("user", "u"), ("assistant", "a"))
     assert "not learn to stop" in refusal(row, make_tokenizer(NO_END))
@@ -306,7 +292,8 @@ def test_a_row_whose_answer_is_cut_away_is_left_out(chatml: Any) -> None:
         ),
         # Three turns alone cannot be written, four can.
         (
-            "{% if messages | length == 3 %}{{ raise_exception('three') }}{% endif %}" + CHATML,
+            "{% if messages | length == 3 %}{{ raise_exception('three') }}{% endif %}"
+            + CHATML.replace("+ m['content']", "+ m['content'] + (m.tool_calls or '') | string"),
             "turn 3 (user): the chat template refuses it: three",
         ),
         # One question cannot be written, so the marks of a turn cannot be learnt.
