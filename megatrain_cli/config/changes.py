@@ -28,6 +28,7 @@ CLASSES: Mapping[str, Kind] = {
     "data.train": "meaning",
     "data.eval": "runtime",
     "data.format": "meaning",
+    "data.template": "meaning",
     "data.max_length": "meaning",
     "data.packing": "meaning",
     "data.overlong": "meaning",

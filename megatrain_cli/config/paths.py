@@ -12,7 +12,7 @@ from pathlib import Path
 
 from megatrain_cli.config.tree import Located
 
-PATH_KEYS = ("model.path", "data.train", "data.eval", "train.output_dir")
+PATH_KEYS = ("model.path", "data.train", "data.eval", "data.template", "train.output_dir")
 
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 
@@ -80,6 +80,8 @@ def resolve_paths(
             return replace(node, value={**node.value, "path": path})
         if not isinstance(node.value, str) or not node.value:
             return node
+        if key == "data.template" and "." not in node.value:
+            return node  # the name of a template
         try:
             resolved = resolve_path(node.value, folder)
         except _UnusableError as error:

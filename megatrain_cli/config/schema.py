@@ -18,6 +18,7 @@ from megatrain_cli.config.kinds import (
     PositiveNumber,
     PositiveShare,
     Share,
+    Template,
     Wanted,
 )
 
@@ -78,6 +79,8 @@ class DataSection(Section):
     """File of rows to evaluate on."""
     format: DataFormat = "auto"
     """Format of the rows; `auto` tells from the keys of the first row."""
+    template: Template | None = None
+    """Chat template: the path of a .jinja file or a name; null takes the tokenizer's own."""
     max_length: Count = 1024
     """Longest sequence, in tokens."""
     packing: bool = False

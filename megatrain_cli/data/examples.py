@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain_cli.data.first_rows import FirstRows
 from megatrain_cli.data.source import SourceFile, read_rows, show_path
 from megatrain_cli.data.template import IGNORED, Overlong, SkipReason, encode_row
 from megatrain_cli.errors import DataError, ModelError
@@ -75,6 +76,7 @@ class DataSummary:
         max_length: What rows were cut to.
         num_split: Chats that became several rows, because the template writes earlier turns in
             another way once the chat goes on.
+        notes: What else a person should know.
     """
 
     formats: dict[str, str]
@@ -87,6 +89,7 @@ class DataSummary:
     longest: int
     max_length: int
     num_split: int = 0
+    notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """The account as text, a line a fact."""
@@ -109,6 +112,7 @@ class DataSummary:
             )
         cut = f"; {self.num_cut} cut to data.max_length {self.max_length}" if self.num_cut else ""
         lines.append(f"longest row {self.longest} tokens{cut}")
+        lines += self.notes
         return lines
 
 
@@ -128,11 +132,13 @@ def load_examples(
     tokens, is_target, offsets = array("i"), bytearray(), array("q", [0])
     formats: dict[str, str] = {}
     places: dict[SkipReason, list[str]] = {}
+    look = FirstRows(train_on_prompt)
     num_read = num_used = num_split = num_cut = longest = 0
     for file in files:
         for row in read_rows(file):
             formats[show_path(file.path)] = row.format
             encoded = encode_row(row, tokenizer, max_length, overlong, train_on_prompt)
+            look.add(row, encoded)
             num_read += 1
             longest = max(longest, *(part.num_tokens for part in (encoded, *encoded.rest)), 0)
             if encoded.skipped is not None:
@@ -147,6 +153,8 @@ def load_examples(
                 tokens.extend(part.input_ids)
                 is_target.extend(label != IGNORED for label in part.labels)
                 offsets.append(len(tokens))
+    if offsets[-1]:  # with nothing at all, the whole account is the better message
+        look.finish()
     examples = Examples(
         np.asarray(tokens, dtype=np.int32),
         np.frombuffer(is_target, dtype=np.bool_),
@@ -157,6 +165,7 @@ def load_examples(
         num_read=num_read,
         num_used=num_used,
         num_split=num_split,
+        notes=tuple(look.notes),
         skipped={
             reason: SkippedRows(len(found), tuple(found[:_NUM_PLACES]))
             for reason, found in places.items()

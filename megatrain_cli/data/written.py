@@ -140,7 +140,7 @@ def _plain(
         )
     parts[-1] = without_end(parts[-1], str(tokenizer.eos_token))
     text = "".join(parts)
-    start = _start(tokenizer)
+    start = start_of(tokenizer)
     if start == (tokenizer.bos_token_id,) and text.startswith(str(tokenizer.bos_token)):
         start = ()  # the text writes it itself
     cuts = (len(parts[0]),) if len(parts) == 2 else ()
@@ -148,7 +148,7 @@ def _plain(
 
 
 @lru_cache(maxsize=4)
-def _start(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+def start_of(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     """What the tokenizer writes before every text by itself."""
     (bare,) = tokenise(tokenizer, ["x"])
     whole: list[int] = tokenizer("x")["input_ids"]

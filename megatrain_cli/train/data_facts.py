@@ -18,6 +18,7 @@ from megatrain_cli.units import MIB
 _MAKE_ROWS = (
     "data.train",
     "data.format",
+    "data.template",
     "data.max_length",
     "data.packing",
     "data.overlong",

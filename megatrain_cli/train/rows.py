@@ -17,6 +17,7 @@ from megatrain_cli.data.examples import (
     load_tokenizer,
     preview,
 )
+from megatrain_cli.data.known import use_template
 from megatrain_cli.data.sampler import RowStream
 from megatrain_cli.data.source import SourceFile
 from megatrain_cli.errors import InternalError
@@ -69,6 +70,8 @@ class TrainingRows:
         total_steps: Optimizer steps of the run, those before `start` included.
         start: Where this process goes on.
         example: One row as `(text, trained)` spans, for a person to check.
+        chat_template: What `data.template` gave the tokenizer, which belongs into the trained
+            model's folder; None where it has its own.
     """
 
     examples: Examples
@@ -80,6 +83,7 @@ class TrainingRows:
     _stream: RowStream
     _pad_id: int
     start: Position = START
+    chat_template: str | None = None
 
     def planned(self, decisions: Decisions) -> "TrainingRows":
         """The same rows, divided by another plan."""
@@ -159,6 +163,7 @@ def load_rows(
     """
     tokenizer = load_tokenizer(Path(config.model.path))
     data, train = config.data, config.train
+    use_template(tokenizer, data.template)
     files = [SourceFile(Path(s.path), s.format or data.format) for s in data.train]
     examples, summary = load_examples(
         files,
@@ -184,6 +189,7 @@ def load_rows(
         _stream=RowStream(len(examples), train.seed, data.shuffle),
         _pad_id=find_pad_id(tokenizer),
         start=start,
+        chat_template=None if data.template is None else tokenizer.chat_template,
     )
 
 
