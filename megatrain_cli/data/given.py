@@ -95,8 +95,7 @@ def _with_arguments(
         if "arguments" in holder:
             arguments = change(holder["arguments"], where, f"{field}.arguments")
             holder = {**holder, "arguments": arguments}
-            call = {**call, "function": holder} if isinstance(inner, dict) else holder
-        changed.append(call)
+        changed.append({**call, "function": holder} if isinstance(inner, dict) else holder)
     return {**message, "tool_calls": changed}
 
 

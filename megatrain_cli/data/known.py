@@ -63,6 +63,7 @@ ASSISTANT
 
 def _without_system(user: str, assistant: str, prompt: str) -> str:
     filled = _WITHOUT_SYSTEM.replace("USER", user).replace("ASSISTANT", assistant)
+    filled = filled.replace("ASKED", "seen.lead + message['content']")
     return filled.replace("PROMPT", prompt)
 
 
@@ -77,8 +78,6 @@ class KnownTemplate:
     marks: tuple[str, ...] = ()
 
 
-_ASKED = "seen.lead + message['content']"
-
 KNOWN = {
     "chatml": KnownTemplate(_CHATML, ("<|im_start|>", "<|im_end|>")),
     "llama3": KnownTemplate(
@@ -86,7 +85,7 @@ KNOWN = {
     ),
     "gemma": KnownTemplate(
         _without_system(
-            "{{ '<start_of_turn>user\\n' + (%s) | trim + '<end_of_turn>\\n' }}" % _ASKED,
+            "{{ '<start_of_turn>user\\n' + (ASKED) | trim + '<end_of_turn>\\n' }}",
             "{{ '<start_of_turn>model\\n' + message['content'] | trim + '<end_of_turn>\\n' }}",
             "'<start_of_turn>model\\n'",
         ),
@@ -94,7 +93,7 @@ KNOWN = {
     ),
     "mistral": KnownTemplate(
         _without_system(
-            "{{ '[INST] ' + %s + ' [/INST]' }}" % _ASKED,
+            "{{ '[INST] ' + ASKED + ' [/INST]' }}",
             "{{ ' ' + message['content'] + eos_token }}",
             "''",
         ),
@@ -104,7 +103,7 @@ KNOWN = {
     "zephyr": KnownTemplate(_PIPES.replace("END", "eos_token")),
     "alpaca": KnownTemplate(
         _without_system(
-            "{{ '### Instruction:\\n' + %s + '\\n\\n' }}" % _ASKED,
+            "{{ '### Instruction:\\n' + ASKED + '\\n\\n' }}",
             "{{ '### Response:\\n' + message['content'] + eos_token + '\\n\\n' }}",
             "'### Response:\\n'",
         )

@@ -115,9 +115,7 @@ def _ends_of_call(
     return last, text[len(bare) :]
 
 
-def _heads(
-    tokenizer: "PreTrainedTokenizerBase", answered: Message, prompt: str
-) -> tuple[str, ...]:
+def _heads(tokenizer: "PreTrainedTokenizerBase", answered: Message, prompt: str) -> tuple[str, ...]:
     """What a template writes before an answer that opens a chat: no row's text is in it."""
     try:
         head = render(tokenizer, [answered]).partition(_PROBE)[0]

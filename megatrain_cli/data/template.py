@@ -11,13 +11,22 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
 from megatrain_cli.data.formats import Row
-from megatrain_cli.data.tokenise import IGNORED as IGNORED
-from megatrain_cli.data.tokenise import CutText, tokenise_cut
+from megatrain_cli.data.tokenise import IGNORED, CutText, tokenise_cut
 from megatrain_cli.data.written import Written, write
 from megatrain_cli.errors import DataError, RowError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+__all__ = [
+    "IGNORED",
+    "Encoded",
+    "Overlong",
+    "SkipReason",
+    "encode_row",
+    "encode_rows",
+    "num_targets",
+]
 
 Overlong = Literal["truncate", "drop", "error"]
 

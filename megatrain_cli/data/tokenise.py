@@ -102,8 +102,9 @@ def _against_whole(
         return pieces
     if any(whole[: len(prefix)] != prefix for prefix in prefixes):
         return RowError(
-            item.where, f"the tokens of a prompt change with the answer behind it (the chat "
-            "template is not prefix-preserving), so what the model should learn cannot be told."
+            item.where,
+            "the tokens of a prompt change with the answer behind it (the chat "
+            "template is not prefix-preserving), so what the model should learn cannot be told.",
         )
     return CutTokens(whole, [len(prefix) for prefix in prefixes])
 

@@ -106,8 +106,9 @@ def _find_turn(
         end, rest = marks.call_end, marks.call_rest
     if not after.endswith(end + rest):
         raise RowError(
-            row.where, f"turn {i + 1}: the chat template ends this turn in another way than "
-            f"an ordinary answer ({marks.end.strip()!r}), so where it ends cannot be told."
+            row.where,
+            f"turn {i + 1}: the chat template ends this turn in another way than "
+            f"an ordinary answer ({marks.end.strip()!r}), so where it ends cannot be told.",
         )
     # What follows the end mark may differ (some templates close the whole chat there).
     turn = _Turn(after, start, len(after) - len(rest))
@@ -145,16 +146,18 @@ def _check_said(row: Row, i: int, turn: _Turn, tokenizer: "PreTrainedTokenizerBa
         part = message.get(name)
         if isinstance(part, str) and not is_said(part, turn.text, turn.start, turn.end):
             raise RowError(
-                row.where, f"turn {i + 1}: {name}: the chat template leaves a part of it out, "
+                row.where,
+                f"turn {i + 1}: {name}: the chat template leaves a part of it out, "
                 "so it would not be learnt. Set `data.template` to one that writes it, or give "
-                "the turn in the way that this template expects."
+                "the turn in the way that this template expects.",
             )
     if message.get("tool_calls"):
         silent = {name: part for name, part in message.items() if name != "tool_calls"}
         if _renders_as(turn.text, [*row.messages[:i], silent], row.tools, tokenizer):
             raise RowError(
-                row.where, f"turn {i + 1}: tool_calls: the chat template does not write them. "
-                "Set `data.template` to one that does, or leave such rows out."
+                row.where,
+                f"turn {i + 1}: tool_calls: the chat template does not write them. "
+                "Set `data.template` to one that does, or leave such rows out.",
             )
 
 
@@ -199,13 +202,15 @@ def check_heard(row: Row, text: str, tokenizer: "PreTrainedTokenizerBase") -> No
         other = [*row.messages[:i], {**message, "content": "x"}, *row.messages[i + 1 :]]
         if _renders_as(text, other, row.tools, tokenizer):
             raise RowError(
-                row.where, f"turn {i + 1} ({message['role']}): the chat template does not write "
-                "it. Set `data.template` to one that does, or leave such turns out."
+                row.where,
+                f"turn {i + 1} ({message['role']}): the chat template does not write "
+                "it. Set `data.template` to one that does, or leave such turns out.",
             )
     if row.tools and _renders_as(text, row.messages, (), tokenizer):
         raise RowError(
-            row.where, f"tools: the chat template does not write them. Set `data.template` to "
-            "one that does, or leave the column out."
+            row.where,
+            "tools: the chat template does not write them. Set `data.template` to "
+            "one that does, or leave the column out.",
         )
 
 
@@ -225,14 +230,16 @@ def _renders_as(
 def _check_order(turns: list[_Turn], row: Row) -> None:
     if any(second.start < first.end for first, second in pairwise(turns)):
         raise RowError(
-            row.where, f"the chat template writes two answers at one place, so what the model "
-            "should learn cannot be told."
+            row.where,
+            "the chat template writes two answers at one place, so what the model "
+            "should learn cannot be told.",
         )
 
 
 def _not_preserving(row: Row, i: int) -> RowError:
     return RowError(
-        row.where, f"turn {i + 1}: the chat template is not prefix-preserving: the prompt that "
+        row.where,
+        f"turn {i + 1}: the chat template is not prefix-preserving: the prompt that "
         "it writes for this turn does not go on in the turn itself, so what the model should "
-        "learn cannot be told. Set `data.template` to another one, or leave such rows out."
+        "learn cannot be told. Set `data.template` to another one, or leave such rows out.",
     )

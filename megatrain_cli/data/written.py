@@ -22,6 +22,7 @@ from megatrain_cli.errors import DataError, RowError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+
 @dataclass(frozen=True)
 class Written:
     """A text to tokenise.
@@ -112,9 +113,7 @@ def _cut(row: Row, passage: Passage, *, invert: bool) -> Written:
     return Written(CutText(row.where, passage.text, tuple(cuts)), pieces)
 
 
-def _completion(
-    row: Row, tokenizer: "PreTrainedTokenizerBase", train_on_prompt: bool
-) -> Written:
+def _completion(row: Row, tokenizer: "PreTrainedTokenizerBase", train_on_prompt: bool) -> Written:
     """A prompt and what follows it, as plain text."""
     roles = [message["role"] for message in row.messages]
     if row.format != "prompt_completion" or roles != ["user", "assistant"] or row.tools:

@@ -48,20 +48,18 @@ def taught(encoded: Encoded, tokenizer: Any) -> list[str]:
 
 def served(row: Row, tokenizer: Any) -> list[list[int]]:
     """What a server gives the model before each assistant turn, as the user may ask for it."""
-    prompts = []
-    for i, message in enumerate(row.messages):
-        if i and message["role"] == "assistant":
-            for flags in ({}, {"enable_thinking": False}):
-                prompts.append(
-                    tokenizer.apply_chat_template(
-                        list(row.messages[:i]),
-                        tools=list(row.tools) or None,
-                        add_generation_prompt=True,
-                        return_dict=False,
-                        **flags,
-                    )
-                )
-    return prompts
+    return [
+        tokenizer.apply_chat_template(
+            list(row.messages[:i]),
+            tools=list(row.tools) or None,
+            add_generation_prompt=True,
+            return_dict=False,
+            **flags,
+        )
+        for i, message in enumerate(row.messages)
+        if i and message["role"] == "assistant"
+        for flags in ({}, {"enable_thinking": False})
+    ]
 
 
 def refusal(row: Row, tokenizer: Any, **more: Any) -> str:

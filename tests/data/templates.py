@@ -119,7 +119,7 @@ DATED = (
     "{% if m['role'] == 'tool' %}"
     "{{ '<|start_header_id|>ipython<|end_header_id|>\n\n' + m['content'] | tojson }}"
     "{% else %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' }}"
-    "{% if m.tool_calls %}{{ '{\"name\": \"' + m.tool_calls[0].function.name + "
+    '{% if m.tool_calls %}{{ \'{"name": "\' + m.tool_calls[0].function.name + '
     "'\", \"parameters\": ' + m.tool_calls[0].function.arguments | tojson + '}' }}"
     "{% else %}{{ m['content'] | trim }}{% endif %}{% endif %}{{ '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}"

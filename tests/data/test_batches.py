@@ -126,3 +126,11 @@ def test_the_error_of_a_row_names_its_place_and_reason(chatml: Any) -> None:
     assert isinstance(found, RowError)
     assert found.where == "train.jsonl:7"
     assert found.reason.startswith("the row has 100 tokens")
+
+
+def test_a_tokenizer_without_a_fast_form_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_metaspace(FAMILIES["zephyr"][0], [])
+    row = chat(("user", "u"), ("assistant", "a"))
+    fast = encode_row(row, tokenizer, 99, "error", False)
+    monkeypatch.setattr(type(tokenizer), "is_fast", False)
+    assert encode_row(row, tokenizer, 99, "error", False) == fast

@@ -11,7 +11,7 @@ from megatrain_cli.errors import DataError
 from tests.data.chats import chat, encode, text
 
 CHAT = chat(("user", "u"), ("assistant", "a"))
-GOOD = Encoded([1, 2, 3], [-100, 2, 3], 3)
+GOOD = Encoded([1, 2, 3], [-100, -100, 3], 3)
 ALL = Encoded([1, 2, 3], [1, 2, 3], 3)
 NONE = Encoded([], [], 0, SkipReason.NO_ANSWER)
 CUT = Encoded([1, 2], [-100, -100], 9, SkipReason.CUT_AWAY)

@@ -7,7 +7,7 @@ import pytest
 from megatrain_cli.data.formats import Message, Row
 from megatrain_cli.data.given import without_end
 from tests.data.chats import chat, encode, refusal, taught
-from tests.data.templates import CHATML, DATED, FORGETFUL, TAGGED, TOOLS, make_tokenizer
+from tests.data.templates import CHATML, DATED, FORGETFUL, GEMMA, TAGGED, TOOLS, make_tokenizer
 
 ASKED: Message = {"role": "user", "content": "u"}
 
@@ -95,7 +95,7 @@ def test_a_turn_that_says_train_false_is_read_and_not_taught(template: str) -> N
 
 def test_train_false_and_the_prompt_cannot_both_be_kept_where_turns_are_rewritten() -> None:
     thought: Message = {"role": "assistant", "content": "hm</think>a", "train": False}
-    row = Row("train.jsonl:7", "messages", (ASKED, thought, ASKED))
+    row = Row("train.jsonl:7", "messages", (ASKED, thought, ASKED, {**ASKED, "role": "assistant"}))
     message = refusal(row, make_tokenizer(FORGETFUL), train_on_prompt=True)
     assert "cannot both be kept" in message
 
@@ -105,3 +105,13 @@ def test_the_date_is_the_same_on_every_day() -> None:
     encoded = encode(chat(("user", "u"), ("assistant", "a")), tokenizer)
     assert "Today: 26 Jul 2024\n\n" in tokenizer.decode(encoded.input_ids)
     assert tokenizer.chat_template == DATED
+
+
+def test_a_chat_with_calls_that_is_refused_for_another_reason_says_that_one() -> None:
+    row = calling({"x": 1})
+    system: Message = {"role": "system", "content": "s"}
+    row = Row(row.where, row.format, (system, *row.messages))
+    message = refusal(row, make_tokenizer(GEMMA, "<eos>"))
+    assert message == (
+        "train.jsonl:7: turn 1 (system): the chat template refuses it: System role not supported"
+    )

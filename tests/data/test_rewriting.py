@@ -1,9 +1,14 @@
 """Templates that write a turn in another way once the chat goes on: each turn as it is served."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from megatrain_cli.data import turns
+from megatrain_cli.data.examples import load_examples
 from megatrain_cli.data.formats import Message, Row
+from megatrain_cli.data.source import SourceFile
 from megatrain_cli.data.template import SkipReason
 from tests.data.chats import chat, encode, refusal, served, taught, taught_by_row
 from tests.data.templates import (
@@ -46,7 +51,9 @@ def test_each_row_begins_with_the_prompt_that_a_server_gives() -> None:
 
 def test_a_moved_system_text_is_learnt_behind_where_it_stands() -> None:
     tokenizer = make_tokenizer(MOVING, "</s>")
-    row = chat(("system", "SYS"), ("user", "u"), ("assistant", "a"), ("user", "v"), ("assistant", "b"))
+    row = chat(
+        ("system", "SYS"), ("user", "u"), ("assistant", "a"), ("user", "v"), ("assistant", "b")
+    )
     encoded = encode(row, tokenizer)
     shown = [tokenizer.decode(part.input_ids) for part in (encoded, *encoded.rest)]
     assert shown == [
@@ -123,3 +130,43 @@ def test_without_the_check_of_what_is_said_reasoning_would_be_lost(
     tokenizer = make_tokenizer(THINKING)
     lost = chat(("user", "u"), ("assistant", "before<think>hm</think>a"))
     assert "before" not in taught(encode(lost, tokenizer), tokenizer)[0]
+
+
+def test_parts_that_are_too_long_refuse_the_whole_chat() -> None:
+    row = chat(("user", "u" * 90), ("assistant", "hm</think>a"), *TALK[2:])
+    message = refusal(row, make_tokenizer(FORGETFUL), max_length=60, overlong="error")
+    assert "tokens and data.max_length is 60" in message
+
+
+def test_chats_that_became_several_rows_are_counted(write: Callable[..., Path]) -> None:
+    turns = [{"role": role, "content": content} for role, content in TALK]
+    file = write([{"messages": turns}, {"messages": turns[2:]}, {"messages": turns[:1]}])
+    examples, summary = load_examples(
+        [SourceFile(file)],
+        make_tokenizer(FORGETFUL),
+        max_length=99,
+        overlong="truncate",
+        train_on_prompt=False,
+    )
+    assert len(examples) == 3
+    assert (summary.num_read, summary.num_used, summary.num_split) == (3, 2, 1)
+    assert any(line.startswith("1 chats became several rows") for line in summary.lines())
+
+
+def test_answers_at_one_place_are_refused() -> None:
+    # Asked for an answer, this one forgets the answer that is there.
+    template = (
+        "{% if add_generation_prompt and messages[-1].role == 'assistant' %}"
+        "{% set messages = messages[:-1] %}{% endif %}" + CHATML
+    )
+    row = chat(("user", "u"), ("assistant", "a"), ("assistant", "b"))
+    assert "writes two answers at one place" in refusal(row, make_tokenizer(template))
+
+
+def test_a_prompt_that_holds_the_whole_turn_is_refused() -> None:
+    closed = CHATML.replace("assistant\n' }}", "assistant\n<|im_end|>\n' }}")
+    assert closed != CHATML
+    row = chat(("user", "u"), ("assistant", ""), *TALK[2:])
+    assert "turn 2: the chat template is not prefix-preserving" in refusal(
+        row, make_tokenizer(closed)
+    )
