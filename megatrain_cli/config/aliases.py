@@ -35,6 +35,7 @@ _BY_TOOL: dict[str, dict[str, str]] = {
     },
     "LLaMA-Factory": {
         "cutoff_len": "data.max_length",
+        "template": "data.template",
         "dataset": "data.train",
         "flash_attn": "model.attention",
         "neat_packing": "data.packing",
@@ -46,6 +47,7 @@ _BY_TOOL: dict[str, dict[str, str]] = {
     "axolotl": {
         "base_model": "model.path",
         "sequence_len": "data.max_length",
+        "chat_template": "data.template",
         "sample_packing": "data.packing",
         "excess_length_strategy": "data.overlong",
         "train_on_inputs": "data.train_on_prompt",

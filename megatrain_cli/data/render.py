@@ -5,7 +5,7 @@ given the same one always (`_dated`), so that a row's tokens are the same on eve
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jinja2 import TemplateError
 
@@ -46,7 +46,7 @@ def render(
     tools: Sequence[dict[str, object]] = (),
     *,
     generation_prompt: bool = False,
-    **flags: bool,
+    **flags: Any,
 ) -> str:
     """A chat as text.
 
@@ -82,12 +82,13 @@ def render_tagged(
     # Imported here: transformers takes seconds, and this module is wanted without it.
     from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415
 
+    special: dict[str, Any] = tokenizer.special_tokens_map
     rendered = render_jinja_template(
         conversations=[list(row.messages)],
         tools=list(row.tools) or None,
         chat_template=_dated(template_of(tokenizer, row.tools)),
         return_assistant_tokens_mask=True,
-        **tokenizer.special_tokens_map,
+        **special,
     )
     (text,), (spans,) = cast("tuple[list[str], list[list[tuple[int, int]]]]", rendered)
     return text, spans
@@ -121,7 +122,7 @@ def render_until(
     tokenizer: "PreTrainedTokenizerBase",
     *,
     generation_prompt: bool = False,
-    **flags: bool,
+    **flags: Any,
 ) -> str:
     """The first turns of a chat as text, for a template that has written the whole already.
 

@@ -35,6 +35,7 @@ OTHER: dict[str, object] = {
     "data.train": "/a.jsonl",
     "data.eval": "/e.jsonl",
     "data.format": "text",
+    "data.template": "chatml",
     "data.max_length": 7,
     "data.packing": True,
     "data.overlong": "drop",

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain_cli.data import tokenise
-from megatrain_cli.data.formats import Row
+from megatrain_cli.data.formats import Message, Row
 from megatrain_cli.data.template import IGNORED, Encoded, SkipReason, encode_row, encode_rows
 from megatrain_cli.errors import DataError, RowError
 from tests.data.chats import chat, refusal, text
@@ -102,7 +102,10 @@ def test_a_start_token_that_the_tokenizer_writes_is_there_once_and_not_learnt() 
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
     tokenizer.chat_template = None
-    turns = ({"role": "user", "content": "ab"}, {"role": "assistant", "content": " c"})
+    turns: tuple[Message, ...] = (
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": " c"},
+    )
     encoded = encode_row(Row("p:1", "prompt_completion", turns), tokenizer, 99, "error", False)
     assert encoded.input_ids == [*tokenizer("ab c")["input_ids"], tokenizer.eos_token_id]
     learnt = [label for label in encoded.labels if label != IGNORED]

@@ -53,8 +53,7 @@ def test_a_header_inside_the_tags_is_not_taught() -> None:
         # around the answer without its end mark, and something else behind it
         "{% generation %}{{ m['content'] }}{% endgeneration %}{{ '!<|im_end|>\n' }}",
         # cut apart
-        "{% generation %}{{ m['content'] }}{% endgeneration %}"
-        + "{% generation %}{{ '<|im_end|>' }}{% endgeneration %}{{ '\n' }}",
+        INSIDE.replace(" + '<|im_end|>'", "}}{% endgeneration %}{% generation %}{{'<|im_end|>'"),
     ],
 )
 def test_tags_that_say_something_else_are_not_believed(inside: str) -> None:
