@@ -46,7 +46,7 @@ def render(
     tools: Sequence[dict[str, object]] = (),
     *,
     generation_prompt: bool = False,
-    **flags: Any,
+    **flags: bool,
 ) -> str:
     """A chat as text.
 
@@ -60,13 +60,14 @@ def render(
     Raises:
         FAULTS: The template fails, or refuses the chat.
     """
+    variables: dict[str, Any] = dict(flags)  # whatever a template knows, not what mypy does
     text = tokenizer.apply_chat_template(
         cast("list[dict[str, str]]", list(messages)),  # narrower than what templates take
         tools=list(tools) or None,
         chat_template=_dated(template_of(tokenizer, tools)),
         tokenize=False,
         add_generation_prompt=generation_prompt,
-        **flags,
+        **variables,
     )
     return str(text)
 
@@ -122,7 +123,7 @@ def render_until(
     tokenizer: "PreTrainedTokenizerBase",
     *,
     generation_prompt: bool = False,
-    **flags: Any,
+    **flags: bool,
 ) -> str:
     """The first turns of a chat as text, for a template that has written the whole already.
 
@@ -145,11 +146,6 @@ def refused(row: Row, turn: int, error: Exception) -> RowError:
     """The error for a turn, counted from 1, that a template does not take."""
     role = row.messages[turn - 1]["role"]
     return RowError(row.where, f"turn {turn} ({role}): the chat template refuses it: {error}")
-
-
-def writes_date(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether the template asks for today's date."""
-    return "strftime_now" in str(tokenizer.chat_template)
 
 
 def _dated(template: str) -> str:

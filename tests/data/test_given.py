@@ -115,3 +115,29 @@ def test_a_chat_with_calls_that_is_refused_for_another_reason_says_that_one() ->
     assert message == (
         "train.jsonl:7: turn 1 (system): the chat template refuses it: System role not supported"
     )
+
+
+def test_a_result_that_is_written_as_json_is_heard() -> None:
+    tokenizer = make_tokenizer(DATED, "<|eot_id|>")
+    row = calling({"x": 1})
+    result: Message = {"role": "tool", "content": 'say "SECRET42"'}
+    done: Message = {"role": "assistant", "content": "done"}
+    encoded = encode(Row("f:1", "messages", (*row.messages, result, done)), tokenizer)
+    assert taught(encoded, tokenizer)[1:] == ["done<|eot_id|>"]
+    assert "SECRET42" in tokenizer.decode(encoded.input_ids)
+
+
+def test_a_turn_that_cannot_be_written_without_its_calls_has_them_written() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' and not m.content and "
+        "not m.tool_calls %}{{ raise_exception('empty') }}{% endif %}{% endfor %}" + TOOLS
+    )
+    tokenizer = make_tokenizer(template)
+    assert '"x": 1' in taught(encode(calling({"x": 1}), tokenizer), tokenizer)[0]
+
+
+def test_several_templates_of_which_none_is_the_ordinary_one_are_refused() -> None:
+    tokenizer = make_tokenizer(None)
+    tokenizer.chat_template = {"a": CHATML, "b": TOOLS}
+    message = refusal(chat(("user", "u"), ("assistant", "a")), tokenizer)
+    assert message.startswith("train.jsonl:7: turn 1 (user): the chat template refuses it")
