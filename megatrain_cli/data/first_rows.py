@@ -12,14 +12,10 @@ Rows of tokens bring their own labels, so for them the first case is only said.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from megatrain_cli.data.formats import Row
 from megatrain_cli.data.template import IGNORED, Encoded, SkipReason
 from megatrain_cli.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 FIRST_ROWS = 100
 """How many rows are looked at; all, where there are fewer."""
@@ -84,23 +80,39 @@ class FirstRows:
                     f"{self._where}: {fault}, so no prompt was found in any of them. If that is "
                     "meant, set `data.train_on_prompt: true`."
                 )
-            self.notes.append(f"{fault}: they have no labels, or labels that leave nothing out")
+            self.notes.append(
+                f"{self._where}: {fault}: they have no labels, or labels that leave nothing out"
+            )
 
 
-def check_first_rows(pairs: "Iterable[tuple[Row, Encoded]]", train_on_prompt: bool) -> list[str]:
-    """The rule for rows that are all at hand.
+@dataclass
+class FirstRowsOfSources:
+    """The same for a run of several sources, each of which is looked at by itself."""
 
-    Returns:
-        What a person should know.
+    train_on_prompt: bool
+    _looks: dict[int, FirstRows] = field(default_factory=dict)
 
-    Raises:
-        DataError: The rows are refused.
-    """
-    look = FirstRows(train_on_prompt)
-    for row, encoded in pairs:
+    def add(self, row: Row, encoded: Encoded) -> None:
+        """Take the next row.
+
+        Raises:
+            DataError: The first rows of its source are refused.
+        """
+        look = self._looks.setdefault(row.source, FirstRows(self.train_on_prompt))
         look.add(row, encoded)
-    look.finish()
-    return look.notes
+
+    def finish(self) -> list[str]:
+        """There are no more rows.
+
+        Returns:
+            What a person should know.
+
+        Raises:
+            DataError: The first rows of a source are refused.
+        """
+        for look in self._looks.values():
+            look.finish()
+        return [note for look in self._looks.values() for note in look.notes]
 
 
 def _is_whole(labels: list[int]) -> bool:

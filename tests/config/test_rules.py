@@ -100,13 +100,8 @@ def test_rules_are_reported_beside_wrong_values(problems: Problems) -> None:
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ("data.packing=true", "data.packing"),
         ("data.eval=eval.jsonl", "data.eval"),
         ("eval.steps=10", "eval.steps"),
-        ("data.format=sharegpt", "data.format"),
-        ("data.format=prompt_completion", "data.format"),
-        ("data.train=[{path: a, format: sharegpt}]", "data.train"),
-        ("data.train=[{path: a, weight: 2}]", "data.train"),
         ("model.attention=flash_attention_2", "model.attention"),
         ("model.attention=flex_attention", "model.attention"),
         ("model.trust_remote_code=true", "model.trust_remote_code"),
@@ -125,7 +120,7 @@ def test_what_is_not_in_this_version_is_refused_by_name(
 @pytest.mark.parametrize(
     "override",
     [
-        "data.packing=false",
+        "data.packing=true",
         "data.eval=null",
         "eval.steps=null",
         "model.attention=eager",
@@ -133,7 +128,7 @@ def test_what_is_not_in_this_version_is_refused_by_name(
         "checkpoint.save_steps=10",
         "checkpoint.bounce_pool=0",
         "logging.tensorboard=false",
-        "data.train=[{path: a, format: text}]",
+        "data.train=[{path: a, format: text, weight: 2}]",
     ],
 )
 def test_the_values_that_mean_without_it_are_accepted(load: Load, override: str) -> None:
@@ -159,6 +154,7 @@ def test_the_values_that_mean_without_it_are_accepted(load: Load, override: str)
         ),
         (["pipeline.device=cpu", "store.memory=pinned"], "store.memory has no effect"),
         (["pipeline.device=cpu", "train.deterministic=true"], "train.deterministic has no effect"),
+        (["data.packing=true", "model.attention=eager"], "model.attention has no effect"),
         (["data.format=text", "data.train_on_prompt=true"], "data.train_on_prompt has no effect"),
         (["optimizer.master=bf16"], "optimizer.master changes below half a BF16 step are lost"),
         (["optimizer.master=bf16_stochastic"], "optimizer.master changes below a BF16 step happen"),

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from megatrain_cli.data import turns
-from megatrain_cli.data.examples import load_examples
 from megatrain_cli.data.formats import Message, Row
 from megatrain_cli.data.source import SourceFile
 from megatrain_cli.data.template import SkipReason
 from tests.data.chats import chat, encode, refusal, served, taught, taught_by_row
+from tests.data.loading import load_examples
 from tests.data.templates import (
     CHANNELS,
     CHATML,
