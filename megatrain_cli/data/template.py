@@ -112,11 +112,12 @@ def encode_rows(
     for i, row in enumerate(rows):
         found.append([])
         try:
-            skipped = _nothing_to_learn(row)
+            skipped = _nothing_to_learn(row, train_on_prompt)
             if skipped is not None:
                 found[i] = [Encoded([], [], 0, skipped)]
             elif row.input_ids is not None:
-                found[i] = [_given(row, tokenizer, max_length, overlong, train_on_prompt)]
+                ids, labels = _given(row, len(tokenizer), train_on_prompt=train_on_prompt)
+                found[i] = [_fit(row.where, ids, labels, max_length, overlong)]
             else:
                 for item in write(row, tokenizer, train_on_prompt=train_on_prompt):
                     written.append((i, item))
@@ -138,10 +139,11 @@ def encode_rows(
     return [item if isinstance(item, DataError) else _join(item) for item in found]
 
 
-def _nothing_to_learn(row: Row) -> SkipReason | None:
+def _nothing_to_learn(row: Row, train_on_prompt: bool) -> SkipReason | None:
     """Whether a row can be left out unseen; a call of a tool is something to learn."""
     if row.input_ids is not None:
-        return None
+        muted = row.labels is not None and all(label == IGNORED for label in row.labels)
+        return SkipReason.NOT_TAUGHT if muted and not train_on_prompt else None
     if row.text is not None:
         return None if row.text.strip() else SkipReason.EMPTY
     answers = [message for message in row.messages if message["role"] == "assistant"]
@@ -154,21 +156,21 @@ def _nothing_to_learn(row: Row) -> SkipReason | None:
     return None if said else SkipReason.EMPTY
 
 
-def _given(
-    row: Row,
-    tokenizer: "PreTrainedTokenizerBase",
-    max_length: int,
-    overlong: Overlong,
-    train_on_prompt: bool,
-) -> Encoded:
-    """A row that is tokens already."""
+def _given(row: Row, num_tokens: int, *, train_on_prompt: bool) -> tuple[list[int], list[int]]:
+    """Ids and labels of a row that is tokens already.
+
+    Args:
+        row: Has `input_ids`.
+        num_tokens: How many the tokenizer has.
+        train_on_prompt: Whether its labels are put aside.
+    """
     assert row.input_ids is not None
     ids = list(row.input_ids)
     for place, token in enumerate(ids, start=1):
-        if not 0 <= token < len(tokenizer):
+        if not 0 <= token < num_tokens:
             raise RowError(
                 row.where,
-                f"input_ids: item {place} is {token} and the tokenizer has {len(tokenizer)} "
+                f"input_ids: item {place} is {token} and the tokenizer has {num_tokens} "
                 "tokens: the row was made with another one.",
             )
     labels = ids if row.labels is None or train_on_prompt else list(row.labels)
@@ -177,9 +179,7 @@ def _given(
             raise RowError(
                 row.where, f"labels: item {place} is neither -100 nor the token in its place"
             )
-    if all(label == IGNORED for label in labels):
-        return Encoded([], [], len(ids), SkipReason.NOT_TAUGHT)
-    return _fit(row.where, ids, list(labels), max_length, overlong)
+    return ids, list(labels)
 
 
 def _fit(

@@ -68,6 +68,7 @@ def test_tokens_pass_through(chatml: Any) -> None:
     assert encode_row(row, chatml, 3, "error", True).labels == [5, 6, 7]
     nothing = given_tokens(5, 6, labels=(IGNORED, IGNORED))
     assert encode_row(nothing, chatml, 3, "error", False).skipped is SkipReason.NOT_TAUGHT
+    assert encode_row(nothing, chatml, 3, "error", True).labels == [5, 6]
 
 
 def test_tokens_of_another_tokenizer_and_shifted_labels_are_refused(chatml: Any) -> None:
