@@ -40,6 +40,7 @@ _BY_TOOL: dict[str, dict[str, str]] = {
     },
     "LLaMA-Factory": {
         "cutoff_len": "data.max_length",
+        "template": "data.template",
         "dataset": "data.train",
         "dataset_dir": "data.train",
         "interleave_probs": "data.train",
@@ -60,6 +61,7 @@ _BY_TOOL: dict[str, dict[str, str]] = {
     "axolotl": {
         "base_model": "model.path",
         "sequence_len": "data.max_length",
+        "chat_template": "data.template",
         "sample_packing": "data.packing",
         "excess_length_strategy": "data.overlong",
         "train_on_inputs": "data.train_on_prompt",

@@ -28,6 +28,7 @@ CLASSES: Mapping[str, Kind] = {
     "data.train": "meaning",
     "data.eval": "runtime",
     "data.format": "meaning",
+    "data.template": "meaning",
     "data.on_bad_row": "meaning",
     "data.max_bad_share": "runtime",
     "data.max_length": "meaning",

@@ -60,6 +60,13 @@ Device = Annotated[
     Field(pattern=r"^(auto|cpu|cuda|cuda:(0|[1-9][0-9]{0,3}))$"),
     Wanted("`auto`, `cpu`, `cuda` or `cuda:N`"),
 ]
+TEMPLATES = ("alpaca", "chatml", "gemma", "llama3", "mistral", "none", "phi3", "zephyr")
+"""Names of chat templates; `none` puts the tokenizer's own aside."""
+Template = Annotated[
+    str,
+    Field(pattern=rf"^({'|'.join(TEMPLATES)}|.+\.(jinja|jinja2|j2))$"),
+    Wanted(f"a path that ends in .jinja, or one of {', '.join(TEMPLATES)}"),
+]
 COLUMNS = (
     "instruction", "input", "output", "history", "messages", "messages.role", "messages.content",
     "prompt", "completion", "system", "tools", "text", "input_ids", "labels", "attention_mask",

@@ -12,7 +12,14 @@ from pathlib import Path
 
 from megatrain_cli.config.tree import Located
 
-PATH_KEYS = ("model.path", "data.train", "data.eval", "data.cache_dir", "train.output_dir")
+PATH_KEYS = (
+    "model.path",
+    "data.train",
+    "data.eval",
+    "data.template",
+    "data.cache_dir",
+    "train.output_dir",
+)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _FILE_NAME = re.compile(r"\.(jsonl|ndjson|json|csv|txt|parquet|arrow|gz|zst)$", re.IGNORECASE)
@@ -95,6 +102,8 @@ def resolve_paths(
             return replace(node, value={**node.value, "path": path})
         if not isinstance(node.value, str) or not node.value:
             return node
+        if key == "data.template" and "." not in node.value:
+            return node  # the name of a template
         if key == "data.cache_dir" and node.value == "auto":
             return node
         try:

@@ -22,6 +22,7 @@ from megatrain_cli.config.kinds import (
     PositiveShare,
     Share,
     Tags,
+    Template,
     Wanted,
 )
 
@@ -103,6 +104,8 @@ class DataSection(Section):
     """File of rows to evaluate on."""
     format: DataFormat = "auto"
     """Format of the rows; `auto` tells from the columns of a source's first row."""
+    template: Template | None = None
+    """Chat template: the path of a .jinja file or a name; null takes the tokenizer's own."""
     on_bad_row: Literal["error", "skip"] = "error"
     """What a row does that cannot be used: stop the run, or be counted and left out."""
     max_bad_share: Share = 0.05

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, cast
 from megatrain_cli.data.bad_rows import OnBadRow
 from megatrain_cli.data.cache import Cache, disk_errors
 from megatrain_cli.data.cache_key import preparation_key
-from megatrain_cli.data.chunks import Encoding, Look, read_chunks
+from megatrain_cli.data.chunks import Encoding, read_chunks
 from megatrain_cli.data.content import FileContent, hash_files
+from megatrain_cli.data.first_rows import FirstRowsOfSources
 from megatrain_cli.data.source import SourceFile
 from megatrain_cli.data.summary import DataSummary, Tally
 from megatrain_cli.data.table import Examples, TableWriter, hash_rows
@@ -46,14 +47,12 @@ class HowToPrepare:
             in the user's cache folder.
         progress: Told how far it has come, often.
         say: Told what a person should know.
-        look: Sees the first rows of each source, unless they come from the cache.
     """
 
     workers: int | Literal["auto"] = "auto"
     cache_dir: Path | Literal["auto"] | None = "auto"
     progress: Progress = lambda rows, share: None
     say: Callable[[str], None] = lambda text: None
-    look: Look | None = None
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,9 @@ class _Job:
         workers = self.how.workers
         if workers == "auto":
             workers = num_cores() if self.num_bytes >= SMALL_BYTES else 1
+        first = FirstRowsOfSources(self.encoding.train_on_prompt)
         chunks = encode_chunks(
-            read_chunks(self.sources), self.tokenizer, self.encoding, workers, self.how.look
+            read_chunks(self.sources), self.tokenizer, self.encoding, workers, first.add
         )
         done = 0
         for chunk in chunks:
@@ -182,6 +182,8 @@ class _Job:
                 done += sum(file.num_bytes for file in self.contents[chunk.source])
             line = int(chunk.lines[-1]) if len(chunk.lines) else 0
             self.how.progress(tally.num_read, self._share(done, chunk.source, chunk.last, line))
+        if writer.num_rows:  # with nothing at all, the whole account is the better message
+            tally.notes += first.finish()
         summary = tally.summary(writer.num_tokens, writer.num_targets, self.encoding.max_length)
         if not writer.num_rows:
             raise DataError("\n".join(["no row has anything to learn", *summary.lines()]))

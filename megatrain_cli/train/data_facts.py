@@ -17,6 +17,7 @@ from megatrain_cli.train.rows import TrainingRows
 _MAKE_ROWS = (
     "data.train",
     "data.format",
+    "data.template",
     "data.on_bad_row",
     "data.max_length",
     "data.overlong",

@@ -114,6 +114,7 @@ def prepare_attempt(
         )
     aux = {
         **model_files(source, DTYPES[config.model.dtype]),
+        **({"chat_template.jinja": rows.chat_template.encode()} if rows.chat_template else {}),
         SAVED_CONFIG: dump_config(recorded).encode(),
         SAVED_PLAN: json.dumps(plan.to_json(), indent=2).encode() + b"\n",
     }

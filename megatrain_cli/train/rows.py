@@ -13,6 +13,7 @@ from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.data.batch import find_pad_id, join, make_micro_batches
 from megatrain_cli.data.chunks import Encoding
 from megatrain_cli.data.examples import load_tokenizer, preview
+from megatrain_cli.data.known import use_template
 from megatrain_cli.data.mixing import MIXING, MixedStream
 from megatrain_cli.data.pack import RULE as PACKING
 from megatrain_cli.data.pack import Packs, pack_documents
@@ -75,6 +76,8 @@ class TrainingRows:
         total_steps: Optimizer steps of the run, those before `start` included.
         start: Where this process goes on.
         example: One row as `(text, trained)` spans, for a person to check.
+        chat_template: What `data.template` gave the tokenizer, which belongs into the trained
+            model's folder; None where it has its own.
     """
 
     data: Prepared
@@ -85,6 +88,7 @@ class TrainingRows:
     _stream: RowOrder
     _pad_id: int
     start: Position = START
+    chat_template: str | None = None
     packs: Packs | None = None
 
     @property
@@ -211,6 +215,7 @@ def load_rows(
     """
     tokenizer = load_tokenizer(Path(config.model.path))
     data, train = config.data, config.train
+    use_template(tokenizer, data.template)
     sources = find_sources(data)
     prepared = prepare(
         sources,
@@ -237,6 +242,7 @@ def load_rows(
         _stream=stream,
         _pad_id=find_pad_id(tokenizer),
         start=start,
+        chat_template=None if data.template is None else tokenizer.chat_template,
         packs=packs,
     )
 

@@ -35,6 +35,7 @@ OTHER: dict[str, object] = {
     "data.train": "/a.jsonl",
     "data.eval": "/e.jsonl",
     "data.format": "text",
+    "data.template": "chatml",
     "data.on_bad_row": "skip",
     "data.max_bad_share": 0.5,
     "data.max_length": 7,

@@ -179,3 +179,15 @@ def test_a_loaded_config_is_the_same_after_a_dump_in_another_folder(
     other.mkdir()
     (other / "config.yaml").write_text(dump_config(config))
     assert load_config(other / "config.yaml").config == config
+
+
+def test_a_template_is_a_name_or_a_file_beside_the_config(load: Load, tmp_path: Path) -> None:
+    assert load("", "data.template=chatml").config.data.template == "chatml"
+    assert load("", "data.template=own.jinja").config.data.template == f"{tmp_path}/own.jinja"
+    assert load("").config.data.template is None
+
+
+@pytest.mark.parametrize("value", ["chat", "own.txt", "''", "[a]"])
+def test_what_is_neither_is_refused(problems: Problems, value: str) -> None:
+    [problem] = problems("", f"data.template={value}")
+    assert "data.template: wanted a path that ends in .jinja, or one of alpaca, chatml" in problem
