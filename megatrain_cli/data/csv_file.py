@@ -20,25 +20,22 @@ def read_csv(file: BinaryIO, name: str) -> Records:
     Raises:
         DataError: The file is no CSV, or its columns have not each a name of their own.
     """
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     # Python's limit on a cell is one of the process, and far below what a chat may take.
     csv.field_size_limit(MAX_ROW)
-    cells = _rows(csv.reader(text, strict=True), name)
     header: list[str] | None = None
-    for line, row in cells:
-        where = f"{name}:{line}"
-        if header is None:
-            header = row
-            doubled = sorted({column for column in row if row.count(column) > 1})
-            if doubled:
-                raise DataError(f"{where}: the column {doubled[0]!r} is there twice. Keep one.")
-        elif len(row) != len(header):
-            yield (
-                where,
-                RowError(where, f"{len(row)} cells in a row of a file with {len(header)} columns"),
-            )
-        else:
-            yield where, dict(zip(header, row, strict=True))
+    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        for line, row in _rows(csv.reader(text, strict=True), name):
+            where = f"{name}:{line}"
+            if header is None:
+                header = row
+                doubled = sorted({column for column in row if row.count(column) > 1})
+                if doubled:
+                    raise DataError(f"{where}: the column {doubled[0]!r} is there twice. Keep one.")
+            elif len(row) != len(header):
+                reason = f"{len(row)} cells in a row of a file with {len(header)} columns"
+                yield where, RowError(where, reason)
+            else:
+                yield where, dict(zip(header, row, strict=True))
 
 
 def _rows(reader: "csv.reader", name: str) -> Iterator[tuple[int, list[str]]]:  # type: ignore[valid-type]

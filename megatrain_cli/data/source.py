@@ -3,7 +3,8 @@
 A row is refused with its file, line and field, and never printed: it may be private, or huge.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ from megatrain_cli.data.files import find_kind, list_files, open_bytes, show_pat
 from megatrain_cli.data.formats import FORMATS, Reading, Row, find_format, parse_row
 from megatrain_cli.data.hub import HubSet, read_hub
 from megatrain_cli.data.json_file import read_json
-from megatrain_cli.data.records import Records
+from megatrain_cli.data.records import Record, Records
 from megatrain_cli.data.text_file import SampleBy, read_text
 from megatrain_cli.errors import DataError, RowError
 
@@ -82,24 +83,26 @@ def read_rows(source: SourceFile, bad_rows: BadRows | None = None) -> Iterator[R
         )
     row_format = None if source.format == "auto" else source.format
     before = bad_rows.num_read
-    for where, value in islice(_records(source), source.max_rows):
-        bad_rows.num_read += 1
-        try:
+    # Closed here, and not when memory is tidied up: it holds an open file.
+    with closing(_records(source)) as records:
+        for where, value in islice(records, source.max_rows):
+            bad_rows.num_read += 1
             if isinstance(value, RowError):
                 bad_rows.add(value)
                 continue
-            row_format = _agree(value, row_format, where, source.reading)
-            row = parse_row(value, row_format, where, source.reading, source.index)
-        except RowError as error:
-            bad_rows.add(error)
-        else:
-            yield row
+            try:
+                row_format = _agree(value, row_format, where, source.reading)
+                row = parse_row(value, row_format, where, source.reading, source.index)
+            except RowError as error:
+                bad_rows.add(error)
+            else:
+                yield row
     if bad_rows.num_read == before:
         raise DataError(f"{source.name}: the file has no rows")
     bad_rows.end()
 
 
-def _records(source: SourceFile) -> Records:
+def _records(source: SourceFile) -> Generator[Record, None, None]:
     if source.hub is not None:
         yield from read_hub(source.hub)
         return
