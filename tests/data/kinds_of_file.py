@@ -83,9 +83,7 @@ def _csv(rows: Rows) -> bytes:
     table.writerow(columns(rows))
     for row in rows:
         cells = [row.get(name) for name in columns(rows)]
-        table.writerow(
-            [json.dumps(cell) if isinstance(cell, list) else cell for cell in cells]
-        )
+        table.writerow([json.dumps(cell) if isinstance(cell, list) else cell for cell in cells])
     return file.getvalue().encode()
 
 
