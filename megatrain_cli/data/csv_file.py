@@ -24,7 +24,7 @@ def read_csv(file: BinaryIO, name: str) -> Records:
     csv.field_size_limit(MAX_ROW)
     header: list[str] | None = None
     with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        for line, row in _rows(csv.reader(text, strict=True), name):
+        for line, row in _rows(text, name):
             where = f"{name}:{line}"
             if header is None:
                 header = row
@@ -38,12 +38,15 @@ def read_csv(file: BinaryIO, name: str) -> Records:
                 yield where, dict(zip(header, row, strict=True))
 
 
-def _rows(reader: "csv.reader", name: str) -> Iterator[tuple[int, list[str]]]:  # type: ignore[valid-type]
+def _rows(text: io.TextIOWrapper, name: str) -> Iterator[tuple[int, list[str]]]:
     """Rows with the lines on which they begin; blank lines are left out."""
+    reader = csv.reader(text, strict=True)
     line = 1
     while True:
         try:
-            row = next(reader, None)  # type: ignore[call-overload]
+            row = next(reader)
+        except StopIteration:
+            return
         except csv.Error as error:
             raise DataError(f"{name}:{line}: broken CSV: {error}") from None
         except UnicodeDecodeError:
@@ -51,8 +54,6 @@ def _rows(reader: "csv.reader", name: str) -> Iterator[tuple[int, list[str]]]:  
                 f"{name}:{line}: at or below this line is a byte that is not UTF-8. "
                 "Save the file as UTF-8."
             ) from None
-        if row is None:
-            return
         if row:
             yield line, row
-        line = reader.line_num + 1  # type: ignore[attr-defined]
+        line = reader.line_num + 1

@@ -13,8 +13,16 @@ from hypothesis.extra import numpy as arrays
 
 from megatrain_cli.checkpoint.facts import DataFacts, SourceFile
 from megatrain_cli.data.examples import Examples
+from megatrain_cli.data.hub import HubSet
+from megatrain_cli.data.source import SourceFile as Source
 from megatrain_cli.errors import DataError, IncompatibleError
-from megatrain_cli.train.data_facts import check_data, data_facts, hash_file, hash_rows
+from megatrain_cli.train.data_facts import (
+    check_data,
+    data_facts,
+    hash_file,
+    hash_rows,
+    hash_source,
+)
 from megatrain_cli.train.position import Position
 from tests.train.workspace import make_workspace, start
 
@@ -179,3 +187,19 @@ def test_the_facts_of_a_run_are_those_of_its_rows(tmp_path: Path) -> None:
         assert found.rows_xxh3_128 == hash_rows(run.rows.examples)
         assert [source.name for source in found.sources] == ["train.jsonl"]
         assert check_data(found, data_facts(run.loaded.config, run.rows), (), 0) == []
+
+
+def test_a_folder_is_all_its_files_and_a_hub_its_name(two: tuple[Path, Path]) -> None:
+    folder = two[0].parent
+    of_folder = hash_source(Source(folder))
+    assert of_folder == tuple(hash_file(path) for path in sorted(two))
+    names = [
+        hash_source(Source(Path("owner/name"), hub=hub))
+        for hub in (
+            HubSet("owner/name"),
+            HubSet("owner/name", "en"),
+            HubSet("owner/name", "e", "n"),
+        )
+    ]
+    assert len({facts.xxh3_128 for [facts] in names}) == 3
+    assert names[0][0].name == "owner/name[train]"
