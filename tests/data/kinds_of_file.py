@@ -97,20 +97,15 @@ def _parquet(rows: Rows) -> bytes:
     return file.getvalue()
 
 
-def _arrow_file(rows: Rows) -> bytes:
-    file = io.BytesIO()
-    found = table(rows)
-    with pa.ipc.new_file(file, found.schema) as writer:
-        writer.write_table(found, max_chunksize=2)
-    return file.getvalue()
+def _arrow(new: Callable[[io.BytesIO, pa.Schema], Any]) -> Callable[[Rows], bytes]:
+    def write(rows: Rows) -> bytes:
+        file = io.BytesIO()
+        found = table(rows)
+        with new(file, found.schema) as writer:
+            writer.write_table(found, max_chunksize=2)
+        return file.getvalue()
 
-
-def _arrow_stream(rows: Rows) -> bytes:
-    file = io.BytesIO()
-    found = table(rows)
-    with pa.ipc.new_stream(file, found.schema) as writer:
-        writer.write_table(found, max_chunksize=2)
-    return file.getvalue()
+    return write
 
 
 def _txt(rows: Rows) -> bytes:
@@ -131,8 +126,8 @@ KINDS: dict[str, tuple[str, Callable[[Rows], bytes]]] = {
     "JSON": ("rows.json", _json),
     "CSV": ("rows.csv", _csv),
     "Parquet": ("rows.parquet", _parquet),
-    "Arrow file": ("rows.arrow", _arrow_file),
-    "Arrow stream": ("rows.arrow", _arrow_stream),
+    "Arrow file": ("rows.arrow", _arrow(pa.ipc.new_file)),
+    "Arrow stream": ("rows.arrow", _arrow(pa.ipc.new_stream)),
     "TXT": ("rows.txt", _txt),
     "JSONL.gz": ("rows.jsonl.gz", _gz(_jsonl)),
     "JSON.gz": ("rows.json.gz", _gz(_json)),

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -168,3 +170,19 @@ def test_frames_of_zstd_follow_each_other(tmp_path: Path) -> None:
     assert "it ends in the middle" in refusal(path)
     path.write_bytes(frames[0] + b"not zstd at all")
     assert "damaged or cut off" in refusal(path)
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    doubled = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    with pa.ipc.new_stream(tmp_path / "a.arrow", doubled.schema) as writer:
+        writer.write_table(doubled)
+    assert "a.arrow: the column 'text' is there twice" in refusal(tmp_path / "a.arrow")
+
+
+def test_values_that_json_has_not_are_named_and_not_shown(tmp_path: Path) -> None:
+    table = pa.table({"text": pa.array([b"secret"], pa.binary())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert "a.parquet:1: text: bytes where text is expected" in refusal(tmp_path / "a.parquet")
+    table = pa.table({"text": pa.array([0], pa.timestamp("s"))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert "text: a value that is neither text, number" in refusal(tmp_path / "a.parquet")

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from megatrain_cli.config.load import load_config
-from megatrain_cli.plan.prepare import prepare
+from megatrain_cli.train.assemble import prepare
 from megatrain_cli.train.rows import load_rows
 from tests.train.workspace import make_workspace
 
