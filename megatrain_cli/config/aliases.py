@@ -47,6 +47,7 @@ _BY_TOOL: dict[str, dict[str, str]] = {
         "mix_strategy": "data.train",
         "flash_attn": "model.attention",
         "neat_packing": "data.packing",
+        "preprocessing_num_workers": "data.workers",
     },
     "ms-swift": {
         "attn_impl": "model.attention",
@@ -63,6 +64,7 @@ _BY_TOOL: dict[str, dict[str, str]] = {
         "excess_length_strategy": "data.overlong",
         "train_on_inputs": "data.train_on_prompt",
         "datasets": "data.train",
+        "dataset_prepared_path": "data.cache_dir",
         "lr_scheduler": "schedule.type",
         "cosine_min_lr_ratio": "schedule.min_lr_ratio",
         "use_tensorboard": "logging.tensorboard",

@@ -35,6 +35,8 @@ CLASSES: Mapping[str, Kind] = {
     "data.overlong": "meaning",
     "data.train_on_prompt": "meaning",
     "data.shuffle": "meaning",
+    "data.workers": "runtime",
+    "data.cache_dir": "runtime",
     "train.output_dir": "runtime",
     "train.max_steps": "meaning",
     "train.num_epochs": "meaning",

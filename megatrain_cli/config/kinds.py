@@ -6,7 +6,7 @@ with an exponent (`2e5`) to the whole number it stands for.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -99,3 +99,8 @@ Tags = Annotated[
 ]
 Name = Annotated[str, Field(min_length=1), Wanted("a name")]
 FilePath = Annotated[Path, BeforeValidator(_path), Wanted("a path")]
+CacheDir = Annotated[
+    Path | Literal["auto"] | None,
+    BeforeValidator(lambda value: value if value == "auto" else _path(value)),
+    Wanted("a path, `auto` or null"),
+]

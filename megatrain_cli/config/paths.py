@@ -12,7 +12,7 @@ from pathlib import Path
 
 from megatrain_cli.config.tree import Located
 
-PATH_KEYS = ("model.path", "data.train", "data.eval", "train.output_dir")
+PATH_KEYS = ("model.path", "data.train", "data.eval", "data.cache_dir", "train.output_dir")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _FILE_NAME = re.compile(r"\.(jsonl|ndjson|json|csv|txt|parquet|arrow|gz|zst)$", re.IGNORECASE)
@@ -94,6 +94,8 @@ def resolve_paths(
             path = one(node.value["path"], f"{key}.path")
             return replace(node, value={**node.value, "path": path})
         if not isinstance(node.value, str) or not node.value:
+            return node
+        if key == "data.cache_dir" and node.value == "auto":
             return node
         try:
             resolved = resolve_path(node.value, folder)

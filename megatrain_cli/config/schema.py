@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from megatrain_cli.config.kinds import (
     Betas,
+    CacheDir,
     Columns,
     Count,
     CountFrom0,
@@ -116,6 +117,12 @@ class DataSection(Section):
     """Whether prompts are learned too, not answers alone."""
     shuffle: bool = True
     """Whether rows come in a new random order each epoch."""
+    workers: Count | Literal["auto"] = "auto"
+    """Processes that tokenise; `auto` is every usable core for more than 32 MiB of files, and
+    otherwise 1: this process."""
+    cache_dir: CacheDir = "auto"
+    """Folder where tokenised rows are kept for the next start; `auto` keeps those of more than
+    32 MiB of files in the user's cache folder; null keeps none."""
 
 
 class TrainSection(Section):

@@ -67,7 +67,8 @@ def rows_at(places: NDArray[np.int64], num_rows: int, seed: int, epoch: int) -> 
     lower_size = np.uint64(-(-num_rows // int(upper_size)))
     key = _mix(np.array([seed % 2**64], dtype=np.uint64))
     key = _mix(key + np.uint64(epoch))
-    keys = _mix(key + np.arange(2 * _ROUNDS, dtype=np.uint64))
+    rounds: NDArray[np.uint64] = np.arange(2 * _ROUNDS, dtype=np.uint64)
+    keys = _mix(key + rounds)
 
     def shuffle(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         upper, lower = values // lower_size, values % lower_size

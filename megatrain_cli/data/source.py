@@ -64,8 +64,39 @@ class SourceFile:
         return [] if self.hub else list_files(self.path)
 
 
+def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
+    """Read and check a source, row by row, in order; a row that cannot be used is its error.
+
+    Raises:
+        DataError: The source cannot be read, or has no rows.
+    """
+    if source.format not in ("auto", *FORMATS):
+        raise DataError(
+            f"{source.name}: rows of format {source.format} cannot be read by this version, "
+            f"only {', '.join(FORMATS)}."
+        )
+    row_format = None if source.format == "auto" else source.format
+    is_empty = True
+    # Closed here, and not when memory is tidied up: it holds an open file.
+    with closing(_records(source)) as records:
+        for where, value in islice(records, source.max_rows):
+            is_empty = False
+            row: Row | RowError
+            try:
+                if isinstance(value, RowError):
+                    row = value
+                else:
+                    row_format = _agree(value, row_format, where, source.reading)
+                    row = parse_row(value, row_format, where, source.reading, source.index)
+            except RowError as error:
+                row = error
+            yield row
+    if is_empty:
+        raise DataError(f"{source.name}: the file has no rows")
+
+
 def read_rows(source: SourceFile, bad_rows: BadRows | None = None) -> Iterator[Row]:
-    """Read and check a source, row by row, in order.
+    """The rows of a source that can be used, in order.
 
     Args:
         source: What to read.
@@ -76,29 +107,13 @@ def read_rows(source: SourceFile, bad_rows: BadRows | None = None) -> Iterator[R
         DataError: The source cannot be read, has no rows, or holds one that cannot be used.
     """
     bad_rows = bad_rows if bad_rows is not None else BadRows()
-    if source.format not in ("auto", *FORMATS):
-        raise DataError(
-            f"{source.name}: rows of format {source.format} cannot be read by this version, "
-            f"only {', '.join(FORMATS)}."
-        )
-    row_format = None if source.format == "auto" else source.format
-    before = bad_rows.num_read
-    # Closed here, and not when memory is tidied up: it holds an open file.
-    with closing(_records(source)) as records:
-        for where, value in islice(records, source.max_rows):
+    with closing(parse_rows(source)) as rows:
+        for row in rows:
             bad_rows.num_read += 1
-            if isinstance(value, RowError):
-                bad_rows.add(value)
-                continue
-            try:
-                row_format = _agree(value, row_format, where, source.reading)
-                row = parse_row(value, row_format, where, source.reading, source.index)
-            except RowError as error:
-                bad_rows.add(error)
+            if isinstance(row, RowError):
+                bad_rows.add(row)
             else:
                 yield row
-    if bad_rows.num_read == before:
-        raise DataError(f"{source.name}: the file has no rows")
     bad_rows.end()
 
 

@@ -9,7 +9,7 @@ import torch
 
 from megatrain_cli.config.load import LoadedConfig
 from megatrain_cli.config.schema import TrainConfig
-from megatrain_cli.data.examples import Examples
+from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import DeviceError, ModelError, PlanError
 from megatrain_cli.model.discover import discover
 from megatrain_cli.model.functions import Functions

@@ -84,7 +84,7 @@ def prepare_attempt(
     skeleton, plan = prepare(loaded)
     _refuse_what_does_not_fit(plan)  # before any data is read
     start = START if resumption is None else resumption.position
-    rows = load_rows(config, plan.decisions, start)
+    rows = load_rows(config, plan.decisions, start, console.note, console.preparing)
     check_examples(rows.examples, skeleton, Path(config.model.path))
     _show_rows(rows, console)
     data = data_facts(config, rows)

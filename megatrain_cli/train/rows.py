@@ -1,6 +1,7 @@
 """The rows of each optimizer step, from the config to micro-batches."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -10,18 +11,16 @@ from numpy.typing import NDArray
 
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.data.batch import find_pad_id, join, make_micro_batches
-from megatrain_cli.data.examples import (
-    DataSummary,
-    Examples,
-    load_examples,
-    load_tokenizer,
-    preview,
-)
+from megatrain_cli.data.chunks import Encoding
+from megatrain_cli.data.examples import load_tokenizer, preview
 from megatrain_cli.data.mixing import MIXING, MixedStream
 from megatrain_cli.data.pack import RULE as PACKING
 from megatrain_cli.data.pack import Packs, pack_documents
+from megatrain_cli.data.prepare import HowToPrepare, Prepared, Progress, prepare
 from megatrain_cli.data.sampler import ORDER, RowOrder, RowStream, packing_order, rows_of_update
+from megatrain_cli.data.source import SourceFile
 from megatrain_cli.data.sources import find_sources
+from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import InternalError
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.plan.decide import Decisions
@@ -71,14 +70,14 @@ class TrainingRows:
     A row is what is shuffled, counted and resumed by: a document, or with `data.packing` a pack.
 
     Attributes:
+        data: All documents, and where they come from.
         packs: Which documents are in which row; None where each is a row of its own.
         total_steps: Optimizer steps of the run, those before `start` included.
         start: Where this process goes on.
         example: One row as `(text, trained)` spans, for a person to check.
     """
 
-    examples: Examples
-    summary: DataSummary
+    data: Prepared
     example: list[tuple[str, bool]]
     total_steps: int
     _config: TrainConfig
@@ -87,6 +86,11 @@ class TrainingRows:
     _pad_id: int
     start: Position = START
     packs: Packs | None = None
+
+    @property
+    def examples(self) -> Examples:
+        """All documents."""
+        return self.data.examples
 
     def planned(self, decisions: Decisions) -> "TrainingRows":
         """The same rows, divided by another plan."""
@@ -115,14 +119,17 @@ class TrainingRows:
     @property
     def order(self) -> str:
         """Names the rules that decide which documents a row holds and which row comes next."""
+        rules = [ORDER]
         if isinstance(self._stream, MixedStream):
-            return f"{ORDER}+{MIXING}"
-        return ORDER if self.packs is None else f"{ORDER}+{PACKING}"
+            rules.append(MIXING)
+        if self.packs is not None:
+            rules.append(PACKING)
+        return "+".join(rules)
 
     def lines(self) -> list[str]:
         """What became of the rows of the files, a line a fact."""
         packed = [] if self.packs is None else [self.packs.line()]
-        return [*self.summary.lines(), *packed]
+        return [*self.data.summary.lines(), *packed]
 
     @property
     def rows_per_step(self) -> int:
@@ -184,39 +191,36 @@ def load_rows(
     config: TrainConfig,
     decisions: Decisions,
     start: Position = START,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = lambda rows, share: None,
 ) -> TrainingRows:
-    """Read and tokenise all data.
+    """Read and tokenise all data, or take what was made of it before.
 
     Args:
         config: What was asked.
         decisions: How a step's rows are divided.
         start: Where a resumed run goes on. The passes of `train.num_epochs` are counted in rows,
             so those taken before count, in whatever batches they were taken.
+        say: Told what a person should know.
+        progress: Told how far it has come.
 
     Raises:
         DataError: A row cannot be used, or none has anything to learn.
         ModelError: The model folder has no tokenizer.
+        StorageError: The disk refused.
     """
     tokenizer = load_tokenizer(Path(config.model.path))
     data, train = config.data, config.train
     sources = find_sources(data)
-    examples, summary = load_examples(
+    prepared = prepare(
         sources,
         tokenizer,
-        max_length=data.max_length,
-        overlong=data.overlong,
-        train_on_prompt=data.train_on_prompt,
-        on_bad_row=data.on_bad_row,
-        max_bad_share=data.max_bad_share,
+        Encoding(data.max_length, data.overlong, data.train_on_prompt),
+        data.on_bad_row,
+        data.max_bad_share,
+        HowToPrepare(data.workers, data.cache_dir, progress, say),
     )
-    packs = _pack(config, examples, decisions.max_length) if data.packing else None
-    stream: RowOrder
-    if packs is None and any(source.weight != 1 for source in sources):
-        weights = [source.weight for source in sources]
-        stream = MixedStream(summary.used_by_source, weights, train.seed, data.shuffle)
-    else:
-        num_rows = len(examples) if packs is None else len(packs)
-        stream = RowStream(num_rows, train.seed, data.shuffle)
+    packs, stream = _arrange(config, sources, prepared, decisions.max_length)
     if train.max_steps is not None:
         steps = train.max_steps
     else:
@@ -225,9 +229,8 @@ def load_rows(
         rows_per_step = train.micro_batch_size * train.gradient_accumulation_steps
         steps = start.step + math.ceil(max(0, left) / rows_per_step)
     return TrainingRows(
-        examples=examples,
-        summary=summary,
-        example=preview(examples, tokenizer, 0),
+        data=prepared,
+        example=preview(prepared.examples, tokenizer, 0),
         total_steps=steps,
         _config=config,
         _decisions=decisions,
@@ -238,14 +241,27 @@ def load_rows(
     )
 
 
-def _pack(config: TrainConfig, examples: Examples, max_length: int) -> Packs:
-    """Packs of all documents; shuffled before, so that the sources mix in them."""
-    lengths = examples.lengths
-    order = np.arange(len(lengths), dtype=np.int64)
-    if config.data.shuffle:
-        order = packing_order(len(lengths), config.train.seed)
-    # A document longer than the model's positions is refused for that, and not for its row.
-    return pack_documents(lengths, order, max(max_length, int(lengths.max())))
+def _arrange(
+    config: TrainConfig, sources: Sequence[SourceFile], prepared: Prepared, max_length: int
+) -> tuple[Packs | None, RowOrder]:
+    """Which documents share a row, and in which order rows come."""
+    seed, shuffle = config.train.seed, config.data.shuffle
+    weights = [source.weight for source in sources]
+    counts = prepared.summary.used_by_source
+    is_mixed = any(weight != 1 for weight in weights)
+    packs = None
+    if config.data.packing:
+        lengths = prepared.examples.lengths
+        # Packs are drawn by weight, so each holds documents of one source alone. Without weights
+        # the sources mix in them.
+        parts = counts if is_mixed else (len(lengths),)
+        orders = [packing_order(count, seed) if shuffle else np.arange(count) for count in parts]
+        # A document longer than the model's positions is refused for that, and not for its row.
+        packs = pack_documents(lengths, orders, max(max_length, int(lengths.max())))
+        counts = packs.rows_by_part
+    if is_mixed:
+        return packs, MixedStream(counts, weights, seed, shuffle)
+    return packs, RowStream(sum(counts), seed, shuffle)
 
 
 def _rows_in(epochs: float, num_rows: int) -> int:

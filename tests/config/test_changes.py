@@ -42,6 +42,8 @@ OTHER: dict[str, object] = {
     "data.overlong": "drop",
     "data.train_on_prompt": True,
     "data.shuffle": False,
+    "data.workers": 3,
+    "data.cache_dir": "/cache",
     "train.output_dir": "/elsewhere",
     "train.max_steps": 99,
     "train.num_epochs": 2.0,

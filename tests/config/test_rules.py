@@ -208,11 +208,6 @@ def test_a_source_may_have_what_it_is_said_to_have(load: Load, source: str) -> N
     assert load("", f"data.train=[{source}]").notes == ()
 
 
-def test_weights_and_packs_are_not_had_together(problems: Problems) -> None:
-    [problem] = problems("", "data.train=[{path: a, weight: 2}]", "data.packing=true")
-    assert "`weight` with `data.packing`" in problem
-
-
 def test_a_limit_of_bad_rows_that_does_nothing_is_said(load: Load) -> None:
     [note] = load("", "data.max_bad_share=0.5").notes
     assert note.startswith("data.max_bad_share has no effect with `data.on_bad_row: error`")

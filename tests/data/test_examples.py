@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatrain_cli.data.examples import Examples, load_examples, load_tokenizer, preview
+from megatrain_cli.data.examples import load_tokenizer, preview
 from megatrain_cli.data.source import SourceFile
+from megatrain_cli.data.table import Examples
 from megatrain_cli.data.template import IGNORED, SkipReason
 from megatrain_cli.errors import DataError, ModelError
+from tests.data.loading import load_examples
 from tests.data.templates import TAGGED, make_tokenizer
 
 Write = Callable[..., Path]

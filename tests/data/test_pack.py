@@ -22,7 +22,7 @@ lengths_of = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=80)
 def pack(lengths: list[int], window: int = 1 << 16, seed: int | None = None) -> Packs:
     count = len(lengths)
     order = np.arange(count) if seed is None else packing_order(count, seed)
-    return pack_documents(np.array(lengths), order, CAPACITY, window)
+    return pack_documents(np.array(lengths), [order], CAPACITY, window)
 
 
 def rows(packs: Packs) -> list[list[int]]:
@@ -93,7 +93,7 @@ def test_rows_are_few(lengths: list[int]) -> None:
 def test_rows_of_usual_documents_are_full(median: int) -> None:
     drawn = np.random.default_rng(0).lognormal(np.log(median), 0.8, 20_000)
     lengths = np.clip(drawn.astype(np.int64), 1, 1024)
-    packs = pack_documents(lengths, packing_order(len(lengths), 1), 1024)
+    packs = pack_documents(lengths, [packing_order(len(lengths), 1)], 1024)
     assert packs.efficiency > 0.99
     assert "20000 documents packed into" in packs.line()
 
@@ -108,6 +108,23 @@ def test_a_window_packs_its_own_documents_alone(
         assert rows(both)[: len(first)] == rows(first)
 
 
+@given(st.lists(lengths_of, min_size=1, max_size=4), st.integers(1, 30))
+def test_parts_are_packed_as_if_each_were_alone(parts: list[list[int]], window: int) -> None:
+    together = pack_documents(
+        np.array([length for part in parts for length in part]),
+        [packing_order(len(part), 4) for part in parts],
+        CAPACITY,
+        window,
+    )
+    alone = [pack(part, window, seed=4) for part in parts]
+    assert together.rows_by_part == tuple(len(packs) for packs in alone)
+    expected, begin = [], 0
+    for part, packs in zip(parts, alone, strict=True):
+        expected += [[begin + i for i in row] for row in rows(packs)]
+        begin += len(part)
+    assert rows(together) == expected
+
+
 def test_without_shuffling_rows_come_in_the_order_of_the_files() -> None:
     assert rows(pack([20, 30, 10, 2, 5])) == [[0, 2], [1, 3], [4]]
 
@@ -120,12 +137,12 @@ def test_documents_that_do_not_fit_are_a_bug() -> None:
 
 def test_another_process_makes_the_same_packs(tmp_path: Path) -> None:
     lengths = np.random.default_rng(3).integers(1, 33, 500)
-    mine = pack_documents(lengths, packing_order(500, 9), CAPACITY, 100)
+    mine = pack_documents(lengths, [packing_order(500, 9)], CAPACITY, 100)
     np.save(tmp_path / "lengths.npy", lengths)
     code = (
         "import sys, numpy as np; from megatrain_cli.data import pack, sampler; "
         f"n = np.load({str(tmp_path / 'lengths.npy')!r}); "
-        f"p = pack.pack_documents(n, sampler.packing_order(500, 9), {CAPACITY}, 100); "
+        f"p = pack.pack_documents(n, [sampler.packing_order(500, 9)], {CAPACITY}, 100); "
         "np.save(sys.argv[1], p.documents); sys.exit(len(p) != int(sys.argv[2]))"
     )
     out = str(tmp_path / "packs.npy")

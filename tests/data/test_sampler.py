@@ -40,7 +40,8 @@ def row_at(place: int, num_rows: int, seed: int, epoch: int) -> int:
 
 
 def epoch_order(num_rows: int, seed: int, epoch: int) -> list[int]:
-    return rows_at(np.arange(num_rows), num_rows, seed, epoch).tolist()
+    order: list[int] = rows_at(np.arange(num_rows), num_rows, seed, epoch).tolist()
+    return order
 
 
 @given(st.integers(1, 300), st.integers(-(2**70), 2**70), st.integers(0, 2**40))

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from megatrain_cli.checkpoint.facts import DataFacts, SourceFile
-from megatrain_cli.data.examples import Examples
+from megatrain_cli.data.content import hash_content, hash_files
 from megatrain_cli.data.hub import HubSet
-from megatrain_cli.data.source import SourceFile as Source
+from megatrain_cli.data.source import SourceFile as DataSource
+from megatrain_cli.data.table import Examples, hash_rows
 from megatrain_cli.errors import DataError, IncompatibleError
-from megatrain_cli.train.data_facts import (
-    check_data,
-    data_facts,
-    hash_file,
-    hash_rows,
-    hash_source,
-)
+from megatrain_cli.train.data_facts import check_data, data_facts, source_facts
 from megatrain_cli.train.position import Position
 from tests.train.workspace import make_workspace, start
+
+
+def hash_file(path: Path) -> SourceFile:
+    [found] = source_facts(DataSource(path), [hash_content(path)])
+    return found
 
 
 def facts(*paths: Path, rows: str = "1" * 32, order: str = "feistel-v1") -> DataFacts:
@@ -191,10 +191,11 @@ def test_the_facts_of_a_run_are_those_of_its_rows(tmp_path: Path) -> None:
 
 def test_a_folder_is_all_its_files_and_a_hub_its_name(two: tuple[Path, Path]) -> None:
     folder = two[0].parent
-    of_folder = hash_source(Source(folder))
-    assert of_folder == tuple(hash_file(path) for path in sorted(two))
+    of_folder = source_facts(DataSource(folder), hash_files(DataSource(folder)))
+    assert [facts.path for facts in of_folder] == [str(path) for path in sorted(two)]
+    assert [facts.bytes for facts in of_folder] == [path.stat().st_size for path in sorted(two)]
     names = [
-        hash_source(Source(Path("owner/name"), hub=hub))
+        source_facts(DataSource(Path("owner/name"), hub=hub), ())
         for hub in (
             HubSet("owner/name"),
             HubSet("owner/name", "en"),

@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from megatrain_cli.pipeline.compute import MicroBatch
+from megatrain_cli.train.rows import StepRows
 from tests.train.workspace import Started, make_workspace, start
 
 LENGTH = 160  # of a row; three or four documents of 33 to 52 tokens
@@ -131,8 +133,8 @@ def test_rows_of_one_length_end_with_a_document_that_teaches_nothing(tmp_path: P
         rows = [row for micro in batches for row in zip(*layers(micro), strict=True)]
         filled = [packs.row(i) for i in run.rows._stream.rows(0, len(packs))]
         assert len(rows) == 6 > len(filled)
-        for row, documents in zip_longest(rows, filled, fillvalue=()):
-            ids, labels, numbers = row
+        filled += [[]] * (6 - len(filled))  # rows of padding alone
+        for (ids, labels, numbers), documents in zip(rows, filled, strict=True):
             assert len(ids) == d.max_length
             assert set(numbers) == set(range(len(documents) + 1))
             assert (np.diff(numbers) >= 0).all()

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain_cli.data.examples import DataSummary, Examples
+from megatrain_cli.data.prepare import Prepared
 from megatrain_cli.data.sampler import RowStream
+from megatrain_cli.data.summary import DataSummary
+from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import InternalError
 from megatrain_cli.train.position import Position
 from megatrain_cli.train.rows import TrainingRows, load_rows
@@ -32,9 +34,9 @@ def make_rows(
     train |= {"max_steps": None if epochs else 1000, "num_epochs": epochs}
     sections: dict[str, dict[str, object]] = {"train": train, "data": {"shuffle": shuffle}}
     tokens = np.arange(num_rows, dtype=np.int32)
+    examples = Examples(tokens, np.ones(num_rows, np.bool_), np.arange(num_rows + 1))
     return TrainingRows(
-        examples=Examples(tokens, np.ones(num_rows, np.bool_), np.arange(num_rows + 1)),
-        summary=SUMMARY,
+        data=Prepared(examples, SUMMARY, (), "0" * 32),
         example=[],
         total_steps=0,
         _config=make_config(sections),
