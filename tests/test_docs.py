@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+DATA = ROOT / "docs" / "data.md"
 CHECKPOINT_FORMAT = ROOT / "docs" / "checkpoint-format.md"
-PAGES = (ROOT / "README.md", GUIDE, ARCHITECTURE, BENCHMARKS, CHECKPOINT_FORMAT, PAGE)
+PAGES = (ROOT / "README.md", GUIDE, ARCHITECTURE, BENCHMARKS, CHECKPOINT_FORMAT, DATA, PAGE)
 
 SOURCES = sorted((ROOT / "megatrain_cli").rglob("*.py"))
 WORDS = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)))

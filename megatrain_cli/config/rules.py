@@ -38,13 +38,6 @@ def find_conflicts(config: TrainConfig, explicit: frozenset[str]) -> Iterator[Fi
         )
     for source in config.data.train:
         yield from _idle_of_source(source)
-        if source.weight is not None and config.data.packing:
-            yield Finding(
-                "data.train",
-                "`weight` with `data.packing`: packs are the same in every epoch, so that each of "
-                "their documents is drawn once. Remove one of the two",
-                ("data.packing",),
-            )
     if schedule.warmup_steps and schedule.warmup_ratio is not None:
         yield Finding(
             "schedule.warmup_ratio",

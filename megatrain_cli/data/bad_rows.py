@@ -104,5 +104,5 @@ def _general(reason: str) -> str:
     """A reason without what differs from row to row: positions, columns and quoted words."""
     reason = re.sub(r"\[\d+\]", "[...]", reason)
     reason = re.sub(r" \(column \d+\)", "", reason)
-    reason = re.sub(r"'(?:[^'\\]|\\.)*'", "'...'", reason)
+    reason = re.sub(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", "'...'", reason)
     return re.sub(r"\b(item|byte|turn|element) \d+", r"\1 N", reason)

@@ -20,33 +20,33 @@ def read_csv(file: BinaryIO, name: str) -> Records:
     Raises:
         DataError: The file is no CSV, or its columns have not each a name of their own.
     """
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     # Python's limit on a cell is one of the process, and far below what a chat may take.
     csv.field_size_limit(MAX_ROW)
-    cells = _rows(csv.reader(text, strict=True), name)
     header: list[str] | None = None
-    for line, row in cells:
-        where = f"{name}:{line}"
-        if header is None:
-            header = row
-            doubled = sorted({column for column in row if row.count(column) > 1})
-            if doubled:
-                raise DataError(f"{where}: the column {doubled[0]!r} is there twice. Keep one.")
-        elif len(row) != len(header):
-            yield (
-                where,
-                RowError(where, f"{len(row)} cells in a row of a file with {len(header)} columns"),
-            )
-        else:
-            yield where, dict(zip(header, row, strict=True))
+    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        for line, row in _rows(text, name):
+            where = f"{name}:{line}"
+            if header is None:
+                header = row
+                doubled = sorted({column for column in row if row.count(column) > 1})
+                if doubled:
+                    raise DataError(f"{where}: the column {doubled[0]!r} is there twice. Keep one.")
+            elif len(row) != len(header):
+                reason = f"{len(row)} cells in a row of a file with {len(header)} columns"
+                yield where, RowError(where, reason)
+            else:
+                yield where, dict(zip(header, row, strict=True))
 
 
-def _rows(reader: "csv.reader", name: str) -> Iterator[tuple[int, list[str]]]:  # type: ignore[valid-type]
+def _rows(text: io.TextIOWrapper, name: str) -> Iterator[tuple[int, list[str]]]:
     """Rows with the lines on which they begin; blank lines are left out."""
+    reader = csv.reader(text, strict=True)
     line = 1
     while True:
         try:
-            row = next(reader, None)  # type: ignore[call-overload]
+            row = next(reader)
+        except StopIteration:
+            return
         except csv.Error as error:
             raise DataError(f"{name}:{line}: broken CSV: {error}") from None
         except UnicodeDecodeError:
@@ -54,8 +54,6 @@ def _rows(reader: "csv.reader", name: str) -> Iterator[tuple[int, list[str]]]:  
                 f"{name}:{line}: at or below this line is a byte that is not UTF-8. "
                 "Save the file as UTF-8."
             ) from None
-        if row is None:
-            return
         if row:
             yield line, row
-        line = reader.line_num + 1  # type: ignore[attr-defined]
+        line = reader.line_num + 1

@@ -11,10 +11,11 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from types import ModuleType
+from typing import Any, BinaryIO, Literal, cast
 
 from megatrain_cli.errors import DataError
-from megatrain_cli.units import MIB
+from megatrain_cli.units import KIB, MIB
 
 Kind = Literal["json", "csv", "text", "parquet", "arrow"]
 
@@ -34,6 +35,9 @@ _PACKED = (".gz", ".zst")
 
 # Not data: what `datasets` and its hub put beside the files of a data set.
 _BESIDE = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+
+# Packed bytes that are unpacked at a time: they may become a thousand times as many.
+_ZSTD_CHUNK = 16 * KIB
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -166,26 +170,41 @@ def _open_zstd(raw: BinaryIO, name: str) -> BinaryIO:
             f"{name}: reading zstd needs the library zstandard. Install it with "
             "`pip install 'megatrain[data]'`, or unpack the file."
         ) from None
-    reader = _ZstdReader(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
-    return cast("BinaryIO", io.BufferedReader(reader))
+    return cast("BinaryIO", io.BufferedReader(_ZstdReader(raw, zstandard)))
 
 
 class _ZstdReader(io.RawIOBase):
-    """zstandard's reader with errors of the kind that files have."""
+    """Unpacks frame by frame; to the library's own reader a frame that is cut off looks whole."""
 
-    def __init__(self, reader: io.RawIOBase) -> None:
-        self._reader = reader
+    def __init__(self, raw: BinaryIO, zstandard: ModuleType) -> None:
+        self._raw = raw
+        self._library = zstandard
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._is_begun = False
+        self._ready = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: object) -> int:
-        import zstandard  # noqa: PLC0415
-
-        try:
-            return self._reader.readinto(buffer) or 0  # type: ignore[arg-type]
-        except zstandard.ZstdError as error:
-            raise EOFError(error) from None
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - `Buffer` came with Python 3.12
+        while not self._ready:
+            packed = self._frame.unused_data if self._frame.eof else b""
+            packed = packed or self._raw.read(_ZSTD_CHUNK)
+            if not packed:
+                if self._is_begun and not self._frame.eof:
+                    raise EOFError("it ends in the middle")
+                return 0
+            if self._frame.eof:
+                self._frame = self._library.ZstdDecompressor().decompressobj()
+            self._is_begun = True
+            try:
+                self._ready = memoryview(self._frame.decompress(packed))
+            except self._library.ZstdError as error:
+                raise EOFError(error) from None
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
 
 
 def _is_data(name: str) -> bool:

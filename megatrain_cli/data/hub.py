@@ -65,4 +65,7 @@ def read_hub(data_set: HubSet) -> Records:
     # What it raises for a name, a split, a network or a file that is not there.
     except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as e:
         reason = str(e).partition("\n")[0]
-        raise DataError(f"{name}: the data set cannot be loaded: {reason}") from None
+        raise DataError(
+            f"{name}: there is no such file or folder here, and the data set cannot be loaded: "
+            f"{reason}"
+        ) from None

@@ -16,6 +16,9 @@ from megatrain_cli.units import MIB
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+# Bytes of an array that are read at a time.
+_WINDOW = MIB
+
 _SPACE = " \t\r\n"
 
 
@@ -29,16 +32,16 @@ def read_json(file: BinaryIO, name: str) -> Records:
     while raw := file.readline(MAX_ROW + 1):
         line += 1
         where = f"{name}:{line}"
-        # A carriage return before the end of a line is white space, to JSON too.
-        content = (raw.removeprefix(BYTE_ORDER_MARK) if line == 1 else raw).strip()
+        content = (raw.removeprefix(BYTE_ORDER_MARK) if line == 1 else raw).lstrip()
         if content.startswith(b"[") and not has_begun:
-            yield from _Array(file, content + b"\n", name, line).elements()
+            yield from _Array(file, content, name, line).elements()
             return
         if len(raw) > MAX_ROW:
             raise DataError(
                 f"{where}: no line ends within {MAX_ROW // MIB} MiB; wanted an object a line"
             )
-        if content:
+        # A carriage return before the end of a line is white space, to JSON too.
+        if content := content.rstrip():
             has_begun = True
             yield _record(content, where)
 
@@ -67,9 +70,10 @@ class _Array:
         self._line = line
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._text = ""
-        self._at = 1
+        self._at = 0
         self._has_ended = False
         self._add(begin)
+        self._at = 1
 
     def elements(self) -> Records:
         number = 0
@@ -104,7 +108,7 @@ class _Array:
                 if self._has_ended or left > MAX_ROW:
                     raise DataError(f"{place}: {error.reason}") from None
                 self._forget()
-                self._read(max(MIB, left))  # twice as much, so that parsing again stays cheap
+                self._read(max(_WINDOW, left))  # twice as much, so that parsing again stays cheap
             except RowError as error:
                 raise DataError(str(error)) from None
             else:
@@ -122,7 +126,7 @@ class _Array:
             if self._at < len(self._text) or self._has_ended:
                 return
             self._forget()
-            self._read(MIB)
+            self._read(_WINDOW)
 
     def _forget(self) -> None:
         self._text, self._at = self._text[self._at :], 0
@@ -136,7 +140,8 @@ class _Array:
         try:
             self._text += self._decoder.decode(raw, final=self._has_ended)
         except UnicodeDecodeError as error:
-            line = self._line + self._text.count("\n", self._at) + raw.count(b"\n", 0, error.start)
+            line = self._line + self._text.count("\n", self._at)
+            line += error.object.count(b"\n", 0, error.start)
             raise DataError(
                 f"{self._name}:{line}: a byte that is not UTF-8. Save the file as UTF-8."
             ) from None

@@ -3,7 +3,8 @@
 A row is refused with its file, line and field, and never printed: it may be private, or huge.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ from megatrain_cli.data.files import find_kind, list_files, open_bytes, show_pat
 from megatrain_cli.data.formats import FORMATS, Reading, Row, find_format, parse_row
 from megatrain_cli.data.hub import HubSet, read_hub
 from megatrain_cli.data.json_file import read_json
-from megatrain_cli.data.records import Records
+from megatrain_cli.data.records import Record, Records
 from megatrain_cli.data.text_file import SampleBy, read_text
 from megatrain_cli.errors import DataError, RowError
 
@@ -63,7 +64,7 @@ class SourceFile:
         return [] if self.hub else list_files(self.path)
 
 
-def parse_rows(source: SourceFile) -> Iterator[Row | RowError]:
+def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
     """Read and check a source, row by row, in order; a row that cannot be used is its error.
 
     Raises:
@@ -76,18 +77,20 @@ def parse_rows(source: SourceFile) -> Iterator[Row | RowError]:
         )
     row_format = None if source.format == "auto" else source.format
     is_empty = True
-    for where, value in islice(_records(source), source.max_rows):
-        is_empty = False
-        row: Row | RowError
-        try:
-            if isinstance(value, RowError):
-                row = value
-            else:
-                row_format = _agree(value, row_format, where, source.reading)
-                row = parse_row(value, row_format, where, source.reading, source.index)
-        except RowError as error:
-            row = error
-        yield row
+    # Closed here, and not when memory is tidied up: it holds an open file.
+    with closing(_records(source)) as records:
+        for where, value in islice(records, source.max_rows):
+            is_empty = False
+            row: Row | RowError
+            try:
+                if isinstance(value, RowError):
+                    row = value
+                else:
+                    row_format = _agree(value, row_format, where, source.reading)
+                    row = parse_row(value, row_format, where, source.reading, source.index)
+            except RowError as error:
+                row = error
+            yield row
     if is_empty:
         raise DataError(f"{source.name}: the file has no rows")
 
@@ -104,16 +107,17 @@ def read_rows(source: SourceFile, bad_rows: BadRows | None = None) -> Iterator[R
         DataError: The source cannot be read, has no rows, or holds one that cannot be used.
     """
     bad_rows = bad_rows if bad_rows is not None else BadRows()
-    for row in parse_rows(source):
-        bad_rows.num_read += 1
-        if isinstance(row, RowError):
-            bad_rows.add(row)
-        else:
-            yield row
+    with closing(parse_rows(source)) as rows:
+        for row in rows:
+            bad_rows.num_read += 1
+            if isinstance(row, RowError):
+                bad_rows.add(row)
+            else:
+                yield row
     bad_rows.end()
 
 
-def _records(source: SourceFile) -> Records:
+def _records(source: SourceFile) -> Generator[Record, None, None]:
     if source.hub is not None:
         yield from read_hub(source.hub)
         return

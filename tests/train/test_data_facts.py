@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from megatrain_cli.checkpoint.facts import DataFacts, SourceFile
-from megatrain_cli.data.content import hash_content
+from megatrain_cli.data.content import hash_content, hash_files
+from megatrain_cli.data.hub import HubSet
 from megatrain_cli.data.source import SourceFile as DataSource
 from megatrain_cli.data.table import Examples, hash_rows
 from megatrain_cli.errors import DataError, IncompatibleError
@@ -186,3 +187,20 @@ def test_the_facts_of_a_run_are_those_of_its_rows(tmp_path: Path) -> None:
         assert found.rows_xxh3_128 == hash_rows(run.rows.examples)
         assert [source.name for source in found.sources] == ["train.jsonl"]
         assert check_data(found, data_facts(run.loaded.config, run.rows), (), 0) == []
+
+
+def test_a_folder_is_all_its_files_and_a_hub_its_name(two: tuple[Path, Path]) -> None:
+    folder = two[0].parent
+    of_folder = source_facts(DataSource(folder), hash_files(DataSource(folder)))
+    assert [facts.path for facts in of_folder] == [str(path) for path in sorted(two)]
+    assert [facts.bytes for facts in of_folder] == [path.stat().st_size for path in sorted(two)]
+    names = [
+        source_facts(DataSource(Path("owner/name"), hub=hub), ())
+        for hub in (
+            HubSet("owner/name"),
+            HubSet("owner/name", "en"),
+            HubSet("owner/name", "e", "n"),
+        )
+    ]
+    assert len({facts.xxh3_128 for [facts] in names}) == 3
+    assert names[0][0].name == "owner/name[train]"
