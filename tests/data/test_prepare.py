@@ -86,21 +86,12 @@ def test_any_number_of_processes_makes_the_same_bytes_and_errors(
     tmp_path: Path, chatml: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = [write_rows(tmp_path / "a", 700), bad_file(tmp_path / "b", broken=False)]
-    looked: list[list[str]] = [[], []]
     made = [
-        prepare_here(
-            *sources,
-            tokenizer=chatml,
-            on_bad_row="skip",
-            workers=workers,
-            look=lambda row, encoded, seen=looked[i]: seen.append(row.where),
-        )
-        for i, workers in enumerate((1, 2))
+        prepare_here(*sources, tokenizer=chatml, on_bad_row="skip", workers=workers)
+        for workers in (1, 2)
     ]
     assert content(made[0]) == content(made[1])
     assert made[0].summary == made[1].summary
-    assert looked[0] == looked[1]
-    assert len(looked[0]) == 256
     for broken, on_bad_row in ((True, "error"), (True, "skip")):
         source = bad_file(tmp_path / "c", broken)
         said = []
@@ -152,13 +143,23 @@ def test_errors_keep_their_parts_between_processes(error: DataError) -> None:
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
-def test_a_look_may_refuse_the_rows(tmp_path: Path, chatml: Any) -> None:
-    def refuse(row: Row, encoded: Encoded) -> None:
-        assert encoded.input_ids
-        raise DataError(f"{row.where}: not this")
+def test_a_look_sees_the_first_chunk_of_each_source_and_may_refuse_it(
+    tmp_path: Path, chatml: Any
+) -> None:
+    sources = [write_rows(tmp_path / "a", 300), write_rows(tmp_path / "b", 2)]
+    seen: list[str] = []
 
-    with pytest.raises(DataError, match="a:1: not this"):
-        prepare_here(write_rows(tmp_path / "a", 3), tokenizer=chatml, look=refuse)
+    def look(row: Row, encoded: Encoded) -> None:
+        assert encoded.input_ids or encoded.skipped
+        seen.append(row.where)
+        if row.where == f"{tmp_path}/b:2":
+            raise DataError(f"{row.where}: not this")
+
+    with pytest.raises(DataError, match="b:2: not this"):
+        list(encode_chunks(read_chunks(sources), chatml, ENCODING, 1, look))
+    assert seen == [f"{tmp_path}/a:{i}" for i in range(1, 129)] + [
+        f"{tmp_path}/b:{i}" for i in (1, 2)
+    ]
 
 
 def test_progress_rises_to_1(tmp_path: Path, chatml: Any) -> None:
