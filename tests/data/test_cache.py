@@ -152,6 +152,36 @@ def test_another_program_or_library_prepares_anew(
     assert kept.made == 4
 
 
+class SlowTokenizer:
+    """As much of one as its hash needs."""
+
+    is_fast, chat_template = False, None
+
+    def __init__(self, vocab_file: Path | None, **made_with: str) -> None:
+        self.vocab_file, self.init_kwargs = vocab_file, made_with
+        self.special_tokens_map = {"eos_token": "</s>"}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": 1, "b": 0}
+
+
+def test_slow_tokenizers_are_told_apart_by_their_model_and_settings(tmp_path: Path) -> None:
+    made: list[Any] = []
+    for name, model, more in (
+        ("one", b"m", {}),
+        ("two", b"m", {"name_or_path": "elsewhere"}),  # the same
+        ("three", b"n", {}),
+        ("four", b"m", {"legacy": "false"}),
+    ):
+        file = tmp_path / name
+        file.write_bytes(model)
+        made.append(SlowTokenizer(file, **more))
+    hashes = [cache_key.hash_tokenizer(tokenizer) for tokenizer in made]
+    assert hashes[0] == hashes[1]
+    bare: Any = SlowTokenizer(None)
+    assert len({*hashes, cache_key.hash_tokenizer(bare)}) == 4
+
+
 def flip(path: Path, at: int) -> None:
     damaged = bytearray(path.read_bytes())
     damaged[at] ^= 1
@@ -284,6 +314,18 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(CacheEntry, "open_file", open_full)
     with pytest.raises(DiskFullError, match=r"cache: no room for .*is free\). Make room, or set"):
+        kept.prepare()
+    assert kept.entries == []
+
+
+def test_a_disk_that_fills_at_the_last_moment_leaves_nothing(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, target: Path) -> Path:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(path), None, str(target))
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(DiskFullError, match="Disk quota exceeded"):
         kept.prepare()
     assert kept.entries == []
 
