@@ -8,6 +8,7 @@ every start, as that is far faster than tokenising, and sizes and times prove no
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, cast
@@ -119,7 +120,7 @@ def _make_locked(cache: Cache, key: str, job: "_Job") -> Prepared:
         if found is not None:
             job.how.say(f"rows were prepared meanwhile: {cache.folder / key}")
             return job.prepared(*found)
-        with cache.make(key) as entry, TableWriter(entry.open_file) as writer:
+        with cache.make(key) as entry, closing(TableWriter(entry.open_file)) as writer:
             examples, summary = job.run(writer)
             digest = entry.publish(writer, examples, summary, job.names, job.contents)
         job.how.say(f"prepared rows are kept in {cache.folder / key}")
@@ -155,7 +156,7 @@ class _Job:
             return cast(BinaryIO, tempfile.TemporaryFile(prefix=f"megatrain-{name}-"))
 
         folder = Path(tempfile.gettempdir())
-        with disk_errors(folder, _TEMPORARY_FULL), TableWriter(open_file) as writer:
+        with disk_errors(folder, _TEMPORARY_FULL), closing(TableWriter(open_file)) as writer:
             examples, summary = self.run(writer)
         return self.prepared(examples, summary, hash_rows(examples))
 

@@ -6,11 +6,10 @@ files, so that rows may be more than the machine's RAM.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
@@ -68,7 +67,7 @@ class TableWriter:
         self.num_rows = self.num_tokens = self.num_targets = 0
         with ExitStack() as stack:
             self._files = {name: stack.enter_context(open_file(name)) for name in DTYPES}
-            self._stack: AbstractContextManager[object] = stack.pop_all()
+            self._stack = stack.pop_all()
         self._write("offsets", np.zeros(1, np.int64))
 
     def add(
@@ -104,18 +103,9 @@ class TableWriter:
     def _write(self, name: str, values: NDArray[np.generic]) -> None:
         self._files[name].write(np.ascontiguousarray(values, dtype=DTYPES[name]).data)
 
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Close the files."""
-        self._stack.__exit__(kind, error, trace)
+        self._stack.close()
 
 
 def map_table(files: dict[str, BinaryIO]) -> Examples:

@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 
@@ -54,7 +55,7 @@ class Run:
         Its updates may be running then, and the next step's forward starts behind them, layer by
         layer.
         """
-        with Prefetch(self._rows) as prefetch:
+        with closing(Prefetch(self._rows)) as prefetch:
             for index in range(self._start.step, self._rows.total_steps):
                 record = self._step(index, prefetch)
                 if record is None:

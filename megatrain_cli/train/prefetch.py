@@ -1,8 +1,6 @@
 """The rows of the next step, made while the current one runs."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
 
 from megatrain_cli.train.rows import RowSource, StepRows
 
@@ -11,8 +9,7 @@ class Prefetch:
     """Takes the steps of a source one by one, a step ahead of whoever asks.
 
     A step's rows are a function of its number, so nothing depends on when they are made. One step
-    ahead is enough: making rows takes far less than computing with them. Leave the `with` to end
-    the thread.
+    ahead is enough: making rows takes far less than computing with them.
 
     Args:
         rows: Asked on a thread of its own.
@@ -45,16 +42,3 @@ class Prefetch:
         """End the thread; what it is making is thrown away."""
         self._ahead = None
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()

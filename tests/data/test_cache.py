@@ -5,58 +5,18 @@ import fcntl
 import os
 import shutil
 import threading
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megatrain_cli.data import cache as cache_module
-from megatrain_cli.data import cache_key
-from megatrain_cli.data import prepare as prepare_module
 from megatrain_cli.data.cache import Cache, CacheEntry
-from megatrain_cli.data.formats import Reading
 from megatrain_cli.data.prepare import Prepared
 from megatrain_cli.data.source import SourceFile
-from megatrain_cli.data.workers import encode_chunks
 from megatrain_cli.errors import CorruptError, DataError, DiskFullError, StorageError
-from tests.data.preparing import ENCODING, content, open_full, prepare_here, write_rows
-from tests.data.templates import make_tokenizer
+from tests.data.preparing import Kept, content, open_full, prepare_here
 from tests.train.killed import Killed
-
-
-class Kept:
-    """One source, prepared with a cache; counts how often rows were tokenised."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
-        self.folder, self.tokenizer = folder / "cache", tokenizer
-        self.source = write_rows(folder / "a.jsonl", 20)
-        self.said: list[str] = []
-        self.made = 0
-        real = encode_chunks
-
-        def count(*args: Any) -> Any:
-            self.made += 1
-            return real(*args)
-
-        monkeypatch.setattr(prepare_module, "encode_chunks", count)
-
-    def prepare(self, source: SourceFile | None = None, **more: Any) -> Prepared:
-        options = {"tokenizer": self.tokenizer, "cache_dir": self.folder, "say": self.said.append}
-        return prepare_here(source or self.source, **(options | more))
-
-    @property
-    def entries(self) -> list[Path]:
-        """The folders of prepared rows; nothing else lies there but locks."""
-        found = [path for path in self.folder.glob("*") if path.suffix != ".lock"]
-        assert all(len(path.name) == 32 for path in found), found
-        return found
-
-
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chatml: Any) -> Kept:
-    return Kept(tmp_path, monkeypatch, chatml)
 
 
 def test_rows_are_tokenised_once(kept: Kept) -> None:
@@ -85,101 +45,6 @@ def test_a_file_that_was_touched_or_moved_is_the_same_and_is_named_as_it_is_now(
     assert f"{moved}: read as alpaca" in found.summary.lines()
     assert f"{moved}:7" in "\n".join(found.summary.lines())
     assert "a.jsonl" not in "\n".join(found.summary.lines())
-
-
-def other_content(kept: Kept) -> Prepared:
-    """Of the same size, at the same time."""
-    path, status = kept.source.path, kept.source.path.stat()
-    path.write_text(path.read_text().replace("is even", "is EVEN", 1))
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert path.stat().st_size == status.st_size
-    return kept.prepare()
-
-
-def other_vocabulary(kept: Kept) -> Prepared:
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens(["odd"])
-    return kept.prepare(tokenizer=tokenizer)
-
-
-def other_template(kept: Kept) -> Prepared:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = f"{tokenizer.chat_template}\n"
-    return kept.prepare(tokenizer=tokenizer)
-
-
-CHANGES: dict[str, Callable[[Kept], Prepared]] = {
-    "content": other_content,
-    "vocabulary": other_vocabulary,
-    "template": other_template,
-    "length": lambda kept: kept.prepare(encoding=replace(ENCODING, max_length=63)),
-    "overlong": lambda kept: kept.prepare(encoding=replace(ENCODING, overlong="drop")),
-    "prompts": lambda kept: kept.prepare(encoding=replace(ENCODING, train_on_prompt=True)),
-    "format": lambda kept: kept.prepare(replace(kept.source, format="alpaca")),
-    "rows": lambda kept: kept.prepare(replace(kept.source, max_rows=19)),
-    "columns": lambda kept: kept.prepare(
-        replace(kept.source, reading=Reading({"system": "other"}, {}))
-    ),
-    "bad rows": lambda kept: kept.prepare(on_bad_row="skip"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_anything_that_may_change_a_row_is_another_key(change: str, kept: Kept) -> None:
-    kept.prepare()
-    CHANGES[change](kept)
-    assert kept.made == 2
-    assert len(kept.entries) == 2
-
-
-def test_another_program_or_library_prepares_anew(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept.prepare()
-    for count, (name, value) in enumerate(
-        [
-            ("__version__", "99"),
-            ("_hash_code", lambda: "other"),
-            ("_version", lambda library: f"{library} 99"),
-        ],
-        start=2,
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(cache_key, name, value)
-            kept.prepare()
-        assert kept.made == count
-    kept.prepare(replace(kept.source, weight=3.0))  # of the order, not of the rows
-    assert kept.made == 4
-
-
-class SlowTokenizer:
-    """As much of one as its hash needs."""
-
-    is_fast, chat_template = False, None
-
-    def __init__(self, vocab_file: Path | None, **made_with: str) -> None:
-        self.vocab_file, self.init_kwargs = vocab_file, made_with
-        self.special_tokens_map = {"eos_token": "</s>"}
-
-    def get_vocab(self) -> dict[str, int]:
-        return {"a": 1, "b": 0}
-
-
-def test_slow_tokenizers_are_told_apart_by_their_model_and_settings(tmp_path: Path) -> None:
-    made: list[Any] = []
-    for name, model, more in (
-        ("one", b"m", {}),
-        ("two", b"m", {"name_or_path": "elsewhere"}),  # the same
-        ("three", b"n", {}),
-        ("four", b"m", {"legacy": "false"}),
-    ):
-        file = tmp_path / name
-        file.write_bytes(model)
-        made.append(SlowTokenizer(file, **more))
-    hashes = [cache_key.hash_tokenizer(tokenizer) for tokenizer in made]
-    assert hashes[0] == hashes[1]
-    bare: Any = SlowTokenizer(None)
-    assert len({*hashes, cache_key.hash_tokenizer(bare)}) == 4
 
 
 def flip(path: Path, at: int) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Source:
 
 def test_the_next_step_is_made_while_nobody_asks() -> None:
     source = Source()
-    with Prefetch(source) as prefetch:
+    with closing(Prefetch(source)) as prefetch:
         assert prefetch.of_step(0).num_rows == 0
         assert source.ready[1].wait(60)
         assert not source.ready[2].is_set()  # one step ahead and no more
@@ -45,7 +46,7 @@ def test_the_next_step_is_made_while_nobody_asks() -> None:
 
 
 def test_any_step_may_be_asked_for_and_an_error_is_that_of_its_step() -> None:
-    with Prefetch(Source()) as prefetch:
+    with closing(Prefetch(Source())) as prefetch:
         assert [prefetch.of_step(i).num_rows for i in (2, 0, 2)] == [2, 0, 2]
         with pytest.raises(ValueError, match="step 3"):
             prefetch.of_step(3)
@@ -53,7 +54,7 @@ def test_any_step_may_be_asked_for_and_an_error_is_that_of_its_step() -> None:
 
 def test_nothing_is_made_beyond_the_last_step() -> None:
     source = Source()
-    with Prefetch(source) as prefetch, pytest.raises(ValueError, match="step 3"):
+    with closing(Prefetch(source)) as prefetch, pytest.raises(ValueError, match="step 3"):
         prefetch.of_step(3)
     assert not source.ready[4].is_set()
 
