@@ -3,6 +3,7 @@
 MegatrainError            exit code
 ├── ConfigError           1   the config file or an override is wrong
 ├── DataError             1   a data file or a row cannot be used
+│   └── RowError          1   one row cannot be used; others may be
 ├── ModelError            1   a model folder or architecture cannot be trained
 ├── PlanError             1   the run does not fit the machine
 ├── MixedStateError       1   the layers in memory belong to different steps
@@ -39,6 +40,20 @@ class ConfigError(MegatrainError):
 
 class DataError(MegatrainError):
     """A data file or one of its rows cannot be used; names file, line and reason."""
+
+
+class RowError(DataError):
+    """One row cannot be used. With `data.on_bad_row: skip` it is counted and left out.
+
+    Attributes:
+        where: The file and the line or row, `data/train.jsonl:12`.
+        reason: What is wrong, without the place.
+    """
+
+    def __init__(self, where: str, reason: str) -> None:
+        self.where = where
+        self.reason = reason
+        super().__init__(f"{where}: {reason}")
 
 
 class ModelError(MegatrainError):

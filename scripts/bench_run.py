@@ -122,9 +122,9 @@ class RandomRows:
         return self.variant.batch.rows
 
     @property
-    def examples(self) -> range:
+    def rows_per_epoch(self) -> int:
         """As many as the run takes: one epoch."""
-        return range(self.rows_per_step * self.total_steps)
+        return self.rows_per_step * self.total_steps
 
     def of_step(self, index: int) -> StepRows:
         """The rows of a step, cut as the plan has it."""

@@ -139,7 +139,7 @@ class CheckpointBench:
         rows, config = self.rows(), self.loaded.config
         data = DataFacts(
             rows_xxh3_128="0" * 32,
-            num_rows=len(rows.examples),
+            num_rows=rows.rows_per_epoch,
             sources=(),
             order="random tokens",
             seed=config.train.seed,

@@ -6,7 +6,7 @@ with an exponent (`2e5`) to the whole number it stands for.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -60,4 +60,54 @@ Device = Annotated[
     Field(pattern=r"^(auto|cpu|cuda|cuda:(0|[1-9][0-9]{0,3}))$"),
     Wanted("`auto`, `cpu`, `cuda` or `cuda:N`"),
 ]
+TEMPLATES = ("alpaca", "chatml", "gemma", "llama3", "mistral", "none", "phi3", "zephyr")
+"""Names of chat templates; `none` puts the tokenizer's own aside."""
+Template = Annotated[
+    str,
+    Field(pattern=rf"^({'|'.join(TEMPLATES)}|.+\.(jinja|jinja2|j2))$"),
+    Wanted(f"a path that ends in .jinja, or one of {', '.join(TEMPLATES)}"),
+]
+COLUMNS = (
+    "instruction", "input", "output", "history", "messages", "messages.role", "messages.content",
+    "prompt", "completion", "system", "tools", "text", "input_ids", "labels", "attention_mask",
+    "position_ids",
+)  # fmt: skip
+"""The fields of rows that a file may have under other names."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "observation",
+         "function_call")  # fmt: skip
+"""The roles of turns that a file may have under other names."""
+
+
+def _names(known: tuple[str, ...]) -> BeforeValidator:
+    """Names of ours -> names in a file, all of them known and none of them empty."""
+
+    def check(value: object) -> object:
+        if not isinstance(value, dict) or not value or not set(value) <= set(known):
+            raise ValueError("names")
+        if not all(isinstance(name, str) and name for name in value.values()):
+            raise ValueError("names")
+        if len(set(value.values())) < len(value):
+            raise ValueError("names")
+        return value
+
+    return BeforeValidator(check)
+
+
+Columns = Annotated[
+    dict[str, str],
+    _names(COLUMNS),
+    Wanted(f"a mapping of fields ({', '.join(COLUMNS)}) to the file's columns, each once"),
+]
+Tags = Annotated[
+    dict[str, str],
+    _names(ROLES),
+    Wanted(f"a mapping of roles ({', '.join(ROLES)}) to the file's names for them, each once"),
+]
+Name = Annotated[str, Field(min_length=1), Wanted("a name")]
 FilePath = Annotated[Path, BeforeValidator(_path), Wanted("a path")]
+CacheDir = Annotated[
+    Path | Literal["auto"] | None,
+    BeforeValidator(lambda value: value if value == "auto" else _path(value)),
+    Wanted("a path, `auto` or null"),
+]

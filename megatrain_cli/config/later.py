@@ -22,20 +22,10 @@ def find_not_yet(config: TrainConfig) -> Iterator[Finding]:
             "model.trust_remote_code",
             f"true {_NOT_YET}; use a model that transformers itself supports",
         )
-    if data.packing:
-        yield Finding("data.packing", f"true {_NOT_YET}; use false: one document a row")
     if data.eval is not None:
         yield Finding("data.eval", f"evaluation {_NOT_YET}; use null")
     if config.eval.steps is not None:
         yield Finding("eval.steps", f"evaluation {_NOT_YET}; use null")
-    for name in sorted({data.format, *(source.format for source in data.train if source.format)}):
-        if name in {"sharegpt", "prompt_completion"}:
-            yield Finding(
-                "data.format" if name == data.format else "data.train",
-                f"the format `{name}` {_NOT_YET}; use `messages`, `alpaca` or `text`",
-            )
-    if any(source.weight is not None for source in data.train):
-        yield Finding("data.train", f"`weight` {_NOT_YET}; each row is drawn once an epoch")
     if pipeline.staging_bytes != "auto":
         yield Finding("pipeline.staging_bytes", f"a size {_NOT_YET}; use `auto`: the largest layer")
     if config.logging.tensorboard is True:

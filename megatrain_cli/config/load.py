@@ -13,7 +13,7 @@ from stat import S_ISDIR
 import yaml
 
 from megatrain_cli.config.check import Checker, show_value
-from megatrain_cli.config.paths import GivenPath, resolve_paths
+from megatrain_cli.config.paths import GivenPath, is_hub_id, resolve_paths, split_entry
 from megatrain_cli.config.rules import find_idle
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.config.tree import CoreDumper, Located, TreeError, read_tree
@@ -109,8 +109,10 @@ def check_paths(loaded: LoadedConfig) -> None:
 
 def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
     """Why a path cannot be used for its key; None if it can, as far as looking at it tells."""
+    is_rows = given.key.startswith("data.train")
+    looked_at, _ = split_entry(given.resolved) if is_rows else (given.resolved, None)
     try:
-        is_folder = S_ISDIR(given.resolved.stat().st_mode)
+        is_folder = S_ISDIR(looked_at.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         is_folder = None
     except OSError as error:  # a name too long, a folder that is closed to us, links in a circle
@@ -120,6 +122,8 @@ def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
             return f"{shown} is a file; name a folder"
         return f"{shown} is the model's folder; name another" if given.resolved == model else None
     wants_folder = given.key == "model.path"
+    if is_rows and (is_folder or (is_folder is None and is_hub_id(Path(given.text)))):
+        return None  # all files below the folder; a hub is asked when rows are read
     if is_folder is None:
         return f"there is no {'model folder' if wants_folder else 'file'} {shown}"
     if is_folder is wants_folder:

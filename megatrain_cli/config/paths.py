@@ -12,7 +12,18 @@ from pathlib import Path
 
 from megatrain_cli.config.tree import Located
 
-PATH_KEYS = ("model.path", "data.train", "data.eval", "train.output_dir")
+PATH_KEYS = (
+    "model.path",
+    "data.train",
+    "data.eval",
+    "data.template",
+    "data.cache_dir",
+    "train.output_dir",
+)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_FILE_NAME = re.compile(r"\.(jsonl|ndjson|json|csv|txt|parquet|arrow|gz|zst)$", re.IGNORECASE)
+_ENTRY = re.compile(r"(.*\.json)#([^#]+)")
 
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 
@@ -30,6 +41,17 @@ class GivenPath:
     where: str
     text: str
     resolved: Path
+
+
+def is_hub_id(path: Path) -> bool:
+    """Whether a path in a config is the id of a data set, `owner/name`, and no file's name."""
+    return bool(_HUB_ID.fullmatch(str(path))) and not _FILE_NAME.search(str(path))
+
+
+def split_entry(path: Path) -> tuple[Path, str | None]:
+    """The file of a path such as `data/dataset_info.json#name`, and the name of the entry in it."""
+    match = _ENTRY.fullmatch(str(path))
+    return (Path(match[1]), match[2]) if match else (path, None)
 
 
 class _UnusableError(Exception):
@@ -80,6 +102,10 @@ def resolve_paths(
             return replace(node, value={**node.value, "path": path})
         if not isinstance(node.value, str) or not node.value:
             return node
+        if key == "data.template" and "." not in node.value:
+            return node  # the name of a template
+        if key == "data.cache_dir" and node.value == "auto":
+            return node
         try:
             resolved = resolve_path(node.value, folder)
         except _UnusableError as error:
@@ -88,6 +114,8 @@ def resolve_paths(
         given.append(GivenPath(key, node.where, node.value, resolved))
         if key == "model.path" and not _looks_local(node.value) and not _is_folder(resolved):
             return node  # may be the id of a model on a hub: shown and recorded as it is
+        if key.startswith("data.train") and is_hub_id(Path(node.value)) and not _exists(resolved):
+            return node
         return replace(node, value=str(resolved))
 
     resolved_root = dict(root)
@@ -105,6 +133,13 @@ def _is_folder(path: Path) -> bool:
         return path.is_dir()
     except OSError:  # a name too long, or a folder that is closed to us
         return False
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return True  # reading it says why it cannot be
 
 
 def _looks_local(text: str) -> bool:

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatrain_cli.config.schema import CheckpointSection, TrainConfig
+from megatrain_cli.config.paths import is_hub_id, split_entry
+from megatrain_cli.config.schema import CheckpointSection, DataSource, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ def find_conflicts(config: TrainConfig, explicit: frozenset[str]) -> Iterator[Fi
             else "missing; set exactly one of `train.max_steps` and `train.num_epochs`",
             ("train.max_steps", "train.num_epochs"),
         )
+    for source in config.data.train:
+        yield from _idle_of_source(source)
     if schedule.warmup_steps and schedule.warmup_ratio is not None:
         yield Finding(
             "schedule.warmup_ratio",
@@ -100,8 +103,31 @@ def find_idle(config: TrainConfig) -> Iterator[Finding]:
                 "train.deterministic",
                 "has no effect on the CPU: runs with as many threads repeat bit for bit anyway",
             )
+    if config.data.on_bad_row == "error":
+        yield Finding("data.max_bad_share", "has no effect with `data.on_bad_row: error`")
+    if config.data.packing:
+        yield Finding(
+            "model.attention",
+            "has no effect with `data.packing`: packed rows have an attention of their own",
+        )
     if config.data.train_on_prompt and config.data.format == "text":
         yield Finding("data.train_on_prompt", "has no effect on texts: they have no prompt")
+
+
+def _idle_of_source(source: DataSource) -> Iterator[Finding]:
+    """Keys of a source that say what the source cannot have."""
+    _, entry = split_entry(source.path)
+    of_hub = {"subset", "split", "revision", "streaming"}
+    of_files = {"sample_by"}
+    if entry is not None:
+        idle, why = {"format", "columns", "tags", *of_hub, *of_files}, "the entry decides that"
+    elif is_hub_id(source.path):
+        idle, why = of_files, "a data set of a hub has columns"
+    else:
+        idle, why = of_hub, "a file or a folder has none; name the files that you want"
+    for key in sorted(idle):
+        if getattr(source, key) is not None:
+            yield Finding("data.train", f"`{key}` of {source.path}: {why}. Remove the key")
 
 
 def _idle_checkpoint(checkpoint: CheckpointSection) -> Iterator[Finding]:

@@ -10,18 +10,25 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from megatrain_cli.config.kinds import (
     Betas,
+    CacheDir,
+    Columns,
     Count,
     CountFrom0,
     Device,
     FilePath,
+    Name,
     Number,
     PositiveNumber,
     PositiveShare,
     Share,
+    Tags,
+    Template,
     Wanted,
 )
 
-DataFormat = Literal["auto", "alpaca", "sharegpt", "messages", "prompt_completion", "text"]
+DataFormat = Literal[
+    "auto", "alpaca", "sharegpt", "messages", "prompt_completion", "text", "tokenized"
+]
 
 
 class Section(BaseModel):
@@ -48,18 +55,37 @@ class ModelSection(Section):
 
 
 class DataSource(Section):
-    """One file of training rows."""
+    """Where training rows come from."""
 
     path: FilePath
-    """The file."""
+    """A file, a folder with all data files below it, an entry of LLaMA-Factory's registry
+    (`data/dataset_info.json#name`), or a data set of the Hugging Face hub (`owner/name`)."""
     format: DataFormat | None = None
     """Format of its rows; null takes `data.format`."""
     weight: PositiveNumber | None = None
-    """How often its rows are drawn, relative to the other files; null draws each row once."""
+    """How many times each of its rows is drawn in an epoch, on average; null is 1. With 0.5 an
+    epoch has half of them, the next epoch the other half."""
+    max_rows: Count | None = None
+    """Rows to read, from the first on; null reads all."""
+    columns: Columns | None = None
+    """Fields that the file has under other names, as `{instruction: question, output: answer}`."""
+    tags: Tags | None = None
+    """Roles that the file has under other names, as `{user: human, assistant: bot}`."""
+    sample_by: Literal["line", "paragraph", "document"] | None = None
+    """What a row of a `.txt` file is; null is `line`. Blank lines divide paragraphs."""
+    subset: Name | None = None
+    """Of a data set on a hub: the configuration."""
+    split: Name | None = None
+    """Of a data set on a hub: the split; null is `train`."""
+    revision: Name | None = None
+    """Of a data set on a hub: commit, branch or tag; null is the newest."""
+    streaming: bool | None = None
+    """Of a data set on a hub: whether rows are read over the network and none is kept on disk;
+    null is false."""
 
 
 def _sources(value: object) -> object:
-    """Bring the three ways to name files to one: a tuple of `{path, format, weight}`."""
+    """Bring the three ways to name sources to one: a tuple of `{path, ...}`."""
     items = value if isinstance(value, list | tuple) else [value]
     return tuple({"path": item} if isinstance(item, str) else item for item in items)
 
@@ -73,11 +99,17 @@ class DataSection(Section):
         Field(min_length=1),
         Wanted("a path, a list of paths, or a list of {path, format}"),
     ]
-    """Training files: a path, a list of paths, or a list of `{path, format, weight}`."""
+    """Sources of training rows: a path, a list of paths, or a list of `{path, ...}`."""
     eval: FilePath | None = None
     """File of rows to evaluate on."""
     format: DataFormat = "auto"
-    """Format of the rows; `auto` tells from the keys of the first row."""
+    """Format of the rows; `auto` tells from the columns of a source's first row."""
+    template: Template | None = None
+    """Chat template: the path of a .jinja file or a name; null takes the tokenizer's own."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """What a row does that cannot be used: stop the run, or be counted and left out."""
+    max_bad_share: Share = 0.05
+    """Share of a source's rows that `on_bad_row: skip` may leave out; more is an error."""
     max_length: Count = 1024
     """Longest sequence, in tokens."""
     packing: bool = False
@@ -88,6 +120,12 @@ class DataSection(Section):
     """Whether prompts are learned too, not answers alone."""
     shuffle: bool = True
     """Whether rows come in a new random order each epoch."""
+    workers: Count | Literal["auto"] = "auto"
+    """Processes that tokenise; `auto` is every usable core for more than 32 MiB of files, and
+    otherwise 1: this process."""
+    cache_dir: CacheDir = "auto"
+    """Folder where tokenised rows are kept for the next start; `auto` keeps those of more than
+    32 MiB of files in the user's cache folder; null keeps none."""
 
 
 class TrainSection(Section):

@@ -28,10 +28,13 @@ class MicroRows:
     Attributes:
         input_ids: `(B, T)` int64.
         labels: `(B, T)` int64, not shifted; -100 where nothing is learnt, padding included.
+        documents: `(B, T)` int32, the number of each token's document within its row; padding
+            counts as one more at the end. None where rows are one document each.
     """
 
     input_ids: NDArray[np.int64]
     labels: NDArray[np.int64]
+    documents: NDArray[np.int32] | None = None
 
 
 def find_pad_id(tokenizer: "PreTrainedTokenizerBase") -> int:
@@ -42,6 +45,12 @@ def find_pad_id(tokenizer: "PreTrainedTokenizerBase") -> int:
     return 0
 
 
+def join(documents: Sequence[RowArrays]) -> RowArrays:
+    """Documents one behind the other, as one row."""
+    ids, labels = zip(*documents, strict=True)
+    return np.concatenate(ids), np.concatenate(labels)
+
+
 def make_micro_batches(
     rows: Sequence[RowArrays],
     micro_batch_size: int,
@@ -49,6 +58,7 @@ def make_micro_batches(
     pad_id: int,
     length: int | None,
     max_length: int,
+    lengths: Sequence[Sequence[int]] | None = None,
 ) -> list[MicroRows]:
     """Lay the rows of one optimizer step into micro-batches, in order.
 
@@ -62,6 +72,7 @@ def make_micro_batches(
         length: T of every micro-batch; None for the longest row of each (of the step, where a
             micro-batch has no row).
         max_length: What rows were cut to.
+        lengths: Of each row, the tokens of each of its documents; None for rows of one document.
     """
     limit = max_length if length is None else length
     longest = max((len(ids) for ids, _ in rows), default=1)
@@ -80,5 +91,11 @@ def make_micro_batches(
         for i, (ids, labels) in enumerate(own):
             input_ids[i, : len(ids)] = ids
             targets[i, : len(labels)] = labels
-        batches.append(MicroRows(input_ids, targets))
+        documents = None
+        if lengths is not None:
+            documents = np.zeros((micro_batch_size, width), dtype=np.int32)
+            for i, counts in enumerate(lengths[first : first + micro_batch_size]):
+                padded = [*counts, width - sum(counts)]
+                documents[i] = np.repeat(np.arange(len(padded)), padded)
+        batches.append(MicroRows(input_ids, targets, documents))
     return batches

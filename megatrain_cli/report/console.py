@@ -4,6 +4,8 @@ In a terminal one progress bar stays at the bottom. Anywhere else (a file, a pip
 each step is one plain line, without escapes, carriage returns or wrapping, so that `grep` works.
 """
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
@@ -28,18 +30,63 @@ def data() -> Console:
     return Console(highlight=False, markup=False, emoji=False)
 
 
+# Seconds between two lines about the data, where no bar can be drawn.
+_QUIET_SECONDS = 10.0
+
+
 class RunConsole:
     """Tells a person how a run goes. Close it (or leave its `with`) to give the terminal back."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Talk to `console`; without one, to stderr."""
         self._console = console or talk()
+        self._clock = clock
+        self._preparing: Progress | None = None
+        self._last_line: float | None = None
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
     def note(self, text: str) -> None:
         """Say one thing that the user should know."""
         say(text, self._console)
+
+    def preparing(self, num_rows: int, share: float) -> None:
+        """Show how far the data has been tokenised.
+
+        Args:
+            num_rows: Rows so far.
+            share: Of all bytes; 1 ends it.
+        """
+        if not self._can_draw:
+            now = self._clock()
+            self._last_line = now if self._last_line is None else self._last_line
+            if now - self._last_line >= _QUIET_SECONDS:
+                self._last_line = now
+                say(f"prepared {num_rows} rows, {share:.0%} of the data", self._console)
+            return
+        if self._preparing is None:
+            self._preparing = Progress(
+                TextColumn("prepared {task.fields[rows]} rows", markup=False),
+                BarColumn(),
+                TextColumn("{task.percentage:.0f} %", markup=False),
+                TimeRemainingColumn(),
+                console=self._console,
+                refresh_per_second=4,
+                transient=True,
+            )
+            self._preparing.add_task("", total=1.0, rows=num_rows)
+            self._preparing.start()
+        self._preparing.update(self._preparing.task_ids[0], completed=share, rows=num_rows)
+        if share >= 1:
+            self._preparing.stop()
+            self._preparing = None
+
+    @property
+    def _can_draw(self) -> bool:
+        """Where the cursor cannot move, rich draws nothing until all has ended."""
+        return self._console.is_terminal and not self._console.is_dumb_terminal
 
     def plan(self, plan: PlanView) -> None:
         """Show the plan of the run."""
@@ -48,8 +95,7 @@ class RunConsole:
     def step(self, record: StepRecord, total_steps: int) -> None:
         """Show a step that has ended."""
         numbers = show_step(record)
-        # Where the cursor cannot move, rich draws nothing until the run has ended.
-        if not self._console.is_terminal or self._console.is_dumb_terminal:
+        if not self._can_draw:
             say(f"step {record.step}/{total_steps}  {numbers}", self._console)
             return
         if self._progress is None:
@@ -80,6 +126,9 @@ class RunConsole:
 
     def close(self) -> None:
         """Stop drawing; a second call does nothing."""
+        if self._preparing is not None:
+            self._preparing.stop()
+            self._preparing = None
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

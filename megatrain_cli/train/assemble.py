@@ -5,12 +5,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from megatrain_cli.config.load import LoadedConfig
 from megatrain_cli.config.schema import TrainConfig
-from megatrain_cli.data.examples import Examples
+from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import DeviceError, ModelError, PlanError
 from megatrain_cli.model.discover import discover
 from megatrain_cli.model.functions import Functions
@@ -208,7 +207,7 @@ def check_examples(examples: Examples, skeleton: Skeleton, folder: Path) -> None
     Raises:
         ModelError: The tokenizer belongs to another model, or a row is longer than the model goes.
     """
-    longest, limit = int(np.diff(examples.offsets).max()), skeleton.spec.max_positions
+    longest, limit = int(examples.lengths.max()), skeleton.spec.max_positions
     if limit is not None and longest > limit:
         raise ModelError(
             f"The longest row has {longest} tokens and {skeleton.spec.architecture} in {folder} "

@@ -1,43 +1,39 @@
 """What the rows of a run are, by content: names and times of files decide nothing."""
 
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
 import xxhash
 from pydantic import JsonValue
 
 from megatrain_cli.checkpoint.facts import DataFacts, SourceFile
 from megatrain_cli.config.schema import TrainConfig
-from megatrain_cli.data.examples import Examples
-from megatrain_cli.data.sampler import ORDER
-from megatrain_cli.errors import DataError, IncompatibleError
+from megatrain_cli.data.content import FileContent
+from megatrain_cli.data.source import SourceFile as DataSource
+from megatrain_cli.data.sources import find_sources
+from megatrain_cli.errors import IncompatibleError
 from megatrain_cli.train.rows import TrainingRows
-from megatrain_cli.units import MIB
 
 # Keys that decide which tokens a file's rows become.
 _MAKE_ROWS = (
     "data.train",
     "data.format",
+    "data.template",
+    "data.on_bad_row",
     "data.max_length",
-    "data.packing",
     "data.overlong",
     "data.train_on_prompt",
 )
-_CHUNK_BYTES = 16 * MIB
 _ALLOW = "add `--allow-change data.train` to go on with them from the same number of rows"
 
 
 def data_facts(config: TrainConfig, rows: TrainingRows) -> DataFacts:
-    """Of the rows as they were read, at the position where the run starts. Reads all files again.
-
-    Raises:
-        DataError: A file cannot be read any more.
-    """
+    """Of the rows as they were read, at the position where the run starts."""
+    sources = zip(find_sources(config.data), rows.data.contents, strict=True)
     return DataFacts(
-        rows_xxh3_128=hash_rows(rows.examples),
-        num_rows=len(rows.examples),
-        sources=tuple(hash_file(Path(source.path)) for source in config.data.train),
-        order=ORDER,
+        rows_xxh3_128=rows.data.rows_xxh3_128,
+        num_rows=rows.rows_per_epoch,
+        sources=tuple(facts for source, files in sources for facts in source_facts(source, files)),
+        order=rows.order,
         seed=config.train.seed,
         shuffle=config.data.shuffle,
         next_row=rows.start.row,
@@ -45,31 +41,22 @@ def data_facts(config: TrainConfig, rows: TrainingRows) -> DataFacts:
     )
 
 
-def hash_rows(examples: Examples) -> str:
-    """xxh3-128 of all token ids, what of them is learnt, and where rows begin."""
-    digest = xxhash.xxh3_128()
-    for array in (examples.offsets, examples.tokens, examples.is_target):
-        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        digest.update(f"{array.dtype.name} {len(array)}\n".encode())
-        digest.update(little.data)
-    return digest.hexdigest()
-
-
-def hash_file(path: Path) -> SourceFile:
-    """A file's size and xxh3-128, read piece by piece.
-
-    Raises:
-        DataError: It cannot be read.
-    """
-    digest, size = xxhash.xxh3_128(), 0
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                size += len(chunk)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return SourceFile(name=path.name, path=str(path), bytes=size, xxh3_128=digest.hexdigest())
+def source_facts(source: DataSource, files: Sequence[FileContent]) -> tuple[SourceFile, ...]:
+    """All files of a source. A hub's rows are no files: there its name decides, and the tokens."""
+    if source.hub is None:
+        return tuple(
+            SourceFile(
+                name=file.path.name,
+                path=str(file.path),
+                bytes=file.num_bytes,
+                xxh3_128=file.xxh3_128,
+            )
+            for file in files
+        )
+    hub = source.hub
+    name = "\n".join((hub.path, hub.subset or "", hub.split, hub.revision or ""))
+    digest = xxhash.xxh3_128(name.encode()).hexdigest()
+    return (SourceFile(name=hub.shown, path=hub.path, bytes=0, xxh3_128=digest),)
 
 
 def check_data(

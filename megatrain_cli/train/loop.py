@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 
@@ -15,6 +16,7 @@ from megatrain_cli.pipeline.lanes import InlineLanes
 from megatrain_cli.report.records import StepRecord
 from megatrain_cli.train.assemble import Engine
 from megatrain_cli.train.position import START, Position
+from megatrain_cli.train.prefetch import Prefetch
 from megatrain_cli.train.rows import RowSource, StepRows
 from megatrain_cli.train.step import StepUpdate, UpdateStop
 
@@ -60,23 +62,31 @@ class Run:
         Its updates may be running then, and the next step's forward starts behind them, layer by
         layer.
         """
-        for index in range(self._start.step, self._rows.total_steps):
-            began = time.perf_counter()
-            rows = self._rows.of_step(index)
-            loaded = time.perf_counter()
-            before, update = self.landed, self._update(index)
-            self._before, self._last = before, update
-            seed = None
-            if self._engine.skeleton.spec.has_dropout:
-                seed = partial(dropout_seed, self._config.train.seed, index)
-            with self._engine.functions.no_recompile():
-                issued = self._engine.executor.run_step(rows.micro_batches, update, seed)
-            issued.clipped.wait()
-            if self._stop.at is not None and self._stop.at <= index:
-                return  # computed from weights that were left half updated
-            update.landed = True
-            ended = time.perf_counter()
-            yield self._record(index, rows, update, issued, began, loaded, ended)
+        with closing(Prefetch(self._rows)) as prefetch:
+            for index in range(self._start.step, self._rows.total_steps):
+                record = self._step(index, prefetch)
+                if record is None:
+                    return
+                yield record
+
+    def _step(self, index: int, prefetch: Prefetch) -> StepRecord | None:
+        """One step; None if it was computed from weights that were left half updated."""
+        began = time.perf_counter()
+        rows = prefetch.of_step(index)
+        loaded = time.perf_counter()
+        before, update = self.landed, self._update(index)
+        self._before, self._last = before, update
+        seed = None
+        if self._engine.skeleton.spec.has_dropout:
+            seed = partial(dropout_seed, self._config.train.seed, index)
+        with self._engine.functions.no_recompile():
+            issued = self._engine.executor.run_step(rows.micro_batches, update, seed)
+        issued.clipped.wait()
+        if self._stop.at is not None and self._stop.at <= index:
+            return None
+        update.landed = True
+        ended = time.perf_counter()
+        return self._record(index, rows, update, issued, began, loaded, ended)
 
     def scalars(self, step: int, learning_rate: float, grad_scale: float = 1.0) -> AdamStep:
         """What the optimizer applies in a step, counted from 1."""
@@ -147,7 +157,7 @@ class Run:
                 "backward": issued.end.seconds_since(issued.loss),
                 "update": parts.update_seconds,
             },
-            epoch=rows_so_far / len(self._rows.examples),
+            epoch=rows_so_far / self._rows.rows_per_epoch,
             rows=rows.num_rows,
             breakdown=asdict(parts),
         )

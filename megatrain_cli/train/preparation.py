@@ -85,7 +85,7 @@ def prepare_attempt(
     skeleton, plan = prepare(loaded)
     _refuse_what_does_not_fit(plan)  # before any data is read
     start = START if resumption is None else resumption.position
-    rows = load_rows(config, plan.decisions, start)
+    rows = load_rows(config, plan.decisions, start, console.note, console.preparing)
     check_examples(rows.examples, skeleton, Path(config.model.path))
     _show_rows(rows, console)
     data = data_facts(config, rows)
@@ -115,6 +115,7 @@ def prepare_attempt(
         )
     aux = {
         **model_files(source, DTYPES[config.model.dtype]),
+        **({"chat_template.jinja": rows.chat_template.encode()} if rows.chat_template else {}),
         SAVED_CONFIG: dump_config(recorded).encode(),
         SAVED_PLAN: json.dumps(plan.to_json(), indent=2).encode() + b"\n",
     }
@@ -162,7 +163,7 @@ def _refuse_what_does_not_fit(plan: RunPlan) -> None:
 
 
 def _show_rows(rows: TrainingRows, console: RunConsole) -> None:
-    for line in rows.summary.lines():
+    for line in rows.lines():
         console.note(line)
     shown = "".join(f"[{text}]" if trained else text for text, trained in rows.example)
     console.note(f"first row, [trained] in brackets: {shown[:600]}")

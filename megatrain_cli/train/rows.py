@@ -1,24 +1,27 @@
 """The rows of each optimizer step, from the config to micro-batches."""
 
 import math
-from collections.abc import Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatrain_cli.config.schema import TrainConfig
-from megatrain_cli.data.batch import find_pad_id, make_micro_batches
-from megatrain_cli.data.examples import (
-    DataSummary,
-    Examples,
-    load_examples,
-    load_tokenizer,
-    preview,
-)
-from megatrain_cli.data.sampler import RowStream
+from megatrain_cli.data.batch import find_pad_id, join, make_micro_batches
+from megatrain_cli.data.chunks import Encoding
+from megatrain_cli.data.examples import load_tokenizer, preview
+from megatrain_cli.data.known import use_template
+from megatrain_cli.data.mixing import MIXING, MixedStream
+from megatrain_cli.data.pack import RULE as PACKING
+from megatrain_cli.data.pack import Packs, pack_documents
+from megatrain_cli.data.prepare import HowToPrepare, Prepared, Progress, prepare
+from megatrain_cli.data.sampler import ORDER, RowOrder, RowStream, packing_order, rows_of_update
 from megatrain_cli.data.source import SourceFile
+from megatrain_cli.data.sources import find_sources
+from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import ConfigError, InternalError
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.plan.decide import Decisions
@@ -54,8 +57,8 @@ class RowSource(Protocol):
         """Rows of a full step."""
 
     @property
-    def examples(self) -> Sized:
-        """All rows: one pass over the data."""
+    def rows_per_epoch(self) -> int:
+        """Rows of one pass over the data."""
 
     def of_step(self, index: int) -> StepRows:
         """The rows of a step, counted from 0."""
@@ -65,21 +68,33 @@ class RowSource(Protocol):
 class TrainingRows:
     """All rows, and which of them each step takes.
 
+    A row is what is shuffled, counted and resumed by: a document, or with `data.packing` a pack.
+
     Attributes:
+        data: All documents, and where they come from.
+        packs: Which documents are in which row; None where each is a row of its own.
         total_steps: Optimizer steps of the run, those before `start` included.
         start: Where this process goes on.
         example: One row as `(text, trained)` spans, for a person to check.
+        chat_template: What `data.template` gave the tokenizer, which belongs into the trained
+            model's folder; None where it has its own.
     """
 
-    examples: Examples
-    summary: DataSummary
+    data: Prepared
     example: list[tuple[str, bool]]
     total_steps: int
     _config: TrainConfig
     _decisions: Decisions
-    _stream: RowStream
+    _stream: RowOrder
     _pad_id: int
     start: Position = START
+    chat_template: str | None = None
+    packs: Packs | None = None
+
+    @property
+    def examples(self) -> Examples:
+        """All documents."""
+        return self.data.examples
 
     def planned(self, decisions: Decisions) -> "TrainingRows":
         """The same rows, divided by another plan."""
@@ -88,13 +103,37 @@ class TrainingRows:
     @property
     def longest(self) -> int:
         """Tokens of the longest row, rounded up for the kernels: all that a plan has room for."""
-        longest = int(np.diff(self.examples.offsets).max())
-        return min(round_up(longest, LENGTH_STEP), self._config.data.max_length)
+        return min(round_up(int(self._lengths.max()), LENGTH_STEP), self._config.data.max_length)
 
     @property
     def padding(self) -> float:
         """Share of all positions that is padding where every row has the planned length."""
-        return 1 - len(self.examples.tokens) / (len(self.examples) * self._decisions.max_length)
+        lengths = self._lengths
+        return 1 - int(lengths.sum()) / (len(lengths) * self._decisions.max_length)
+
+    @property
+    def _lengths(self) -> NDArray[np.int64]:
+        return self.examples.lengths if self.packs is None else self.packs.lengths
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """Rows of one pass over the data."""
+        return self._stream.num_rows
+
+    @property
+    def order(self) -> str:
+        """Names the rules that decide which documents a row holds and which row comes next."""
+        rules = [ORDER]
+        if isinstance(self._stream, MixedStream):
+            rules.append(MIXING)
+        if self.packs is not None:
+            rules.append(PACKING)
+        return "+".join(rules)
+
+    def lines(self) -> list[str]:
+        """What became of the rows of the files, a line a fact."""
+        packed = [] if self.packs is None else [self.packs.line()]
+        return [*self.data.summary.lines(), *packed]
 
     @property
     def rows_per_step(self) -> int:
@@ -108,10 +147,10 @@ class TrainingRows:
         return Position(step, row if last is None else max(self.start.row, min(row, last)))
 
     def ids_of_step(self, index: int) -> list[int]:
-        """Which rows a step takes, as places in `examples`; see `of_step`."""
+        """Which rows a step takes: places in `packs` or, without, in `examples`; see `of_step`."""
         since = self._steps_since_start(index)
-        return self._stream.rows_of_update(
-            since, self.rows_per_step, self._last_row, self.start.row
+        return rows_of_update(
+            self._stream, since, self.rows_per_step, self._last_row, self.start.row
         )
 
     def _steps_since_start(self, step: int) -> int:
@@ -122,12 +161,18 @@ class TrainingRows:
     @property
     def _last_row(self) -> int | None:
         epochs = self._config.train.num_epochs
-        return None if epochs is None else _rows_in(epochs, len(self.examples))
+        return None if epochs is None else _rows_in(epochs, self.rows_per_epoch)
 
     def of_step(self, index: int) -> StepRows:
         """The rows of a step, counted from 0, not before `start`."""
         d = self._decisions
-        rows = [self.examples.row(i) for i in self.ids_of_step(index)]
+        ids, lengths = self.ids_of_step(index), None
+        if self.packs is None:
+            rows = [self.examples.row(i) for i in ids]
+        else:
+            packs = [[self.examples.row(i) for i in self.packs.row(id_)] for id_ in ids]
+            lengths = [[len(tokens) for tokens, _ in documents] for documents in packs]
+            rows = [join(documents) for documents in packs]
         length = None
         if d.compiled:
             length = d.max_length
@@ -135,64 +180,102 @@ class TrainingRows:
             longest = max(len(ids) for ids, _ in rows)
             length = min(round_up(longest, LENGTH_STEP), d.max_length)
         micro = make_micro_batches(
-            rows, d.micro_batch_size, d.num_micro_batches, self._pad_id, length, d.max_length
+            rows,
+            d.micro_batch_size,
+            d.num_micro_batches,
+            self._pad_id,
+            length,
+            d.max_length,
+            lengths,
         )
-        return StepRows([MicroBatch(m.input_ids, m.labels) for m in micro], len(rows))
+        return StepRows([MicroBatch(m.input_ids, m.labels, m.documents) for m in micro], len(rows))
 
 
 def load_rows(
     config: TrainConfig,
     decisions: Decisions,
     start: Position = START,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = lambda rows, share: None,
 ) -> TrainingRows:
-    """Read and tokenise all data.
+    """Read and tokenise all data, or take what was made of it before.
 
     Args:
         config: What was asked.
         decisions: How a step's rows are divided.
         start: Where a resumed run goes on. The passes of `train.num_epochs` are counted in rows,
             so those taken before count, in whatever batches they were taken.
+        say: Told what a person should know.
+        progress: Told how far it has come.
 
     Raises:
         ConfigError: The run has gone beyond its passes over the data.
         DataError: A row cannot be used, or none has anything to learn.
         ModelError: The model folder has no tokenizer.
+        StorageError: The disk refused.
     """
     tokenizer = load_tokenizer(Path(config.model.path))
     data, train = config.data, config.train
-    files = [SourceFile(Path(s.path), s.format or data.format) for s in data.train]
-    examples, summary = load_examples(
-        files,
+    use_template(tokenizer, data.template)
+    sources = find_sources(data)
+    prepared = prepare(
+        sources,
         tokenizer,
-        max_length=data.max_length,
-        overlong=data.overlong,
-        train_on_prompt=data.train_on_prompt,
+        Encoding(data.max_length, data.overlong, data.train_on_prompt),
+        data.on_bad_row,
+        data.max_bad_share,
+        HowToPrepare(data.workers, data.cache_dir, progress, say),
     )
+    packs, stream = _arrange(config, sources, prepared, decisions.max_length)
     if train.max_steps is not None:
         steps = train.max_steps
     else:
         assert train.num_epochs is not None  # the schema wants exactly one of the two
-        last = _rows_in(train.num_epochs, len(examples))
+        last = _rows_in(train.num_epochs, stream.num_rows)
         left = last - start.row
         if left < 0:
             raise ConfigError(
                 f"train.num_epochs: the run has taken {start.row} rows already, beyond {last}, the "
-                f"end of {train.num_epochs:g} passes over {len(examples)} rows. Ask for more, or "
+                f"end of {train.num_epochs:g} passes over {stream.num_rows} rows. Ask for more, or "
                 "name an earlier checkpoint."
             )
         rows_per_step = train.micro_batch_size * train.gradient_accumulation_steps
         steps = start.step + math.ceil(left / rows_per_step)
     return TrainingRows(
-        examples=examples,
-        summary=summary,
-        example=preview(examples, tokenizer, 0),
+        data=prepared,
+        example=preview(prepared.examples, tokenizer, 0),
         total_steps=steps,
         _config=config,
         _decisions=decisions,
-        _stream=RowStream(len(examples), train.seed, data.shuffle),
+        _stream=stream,
         _pad_id=find_pad_id(tokenizer),
         start=start,
+        chat_template=None if data.template is None else tokenizer.chat_template,
+        packs=packs,
     )
+
+
+def _arrange(
+    config: TrainConfig, sources: Sequence[SourceFile], prepared: Prepared, max_length: int
+) -> tuple[Packs | None, RowOrder]:
+    """Which documents share a row, and in which order rows come."""
+    seed, shuffle = config.train.seed, config.data.shuffle
+    weights = [source.weight for source in sources]
+    counts = prepared.summary.used_by_source
+    is_mixed = any(weight != 1 for weight in weights)
+    packs = None
+    if config.data.packing:
+        lengths = prepared.examples.lengths
+        # Packs are drawn by weight, so each holds documents of one source alone. Without weights
+        # the sources mix in them.
+        parts = counts if is_mixed else (len(lengths),)
+        orders = [packing_order(count, seed) if shuffle else np.arange(count) for count in parts]
+        # A document longer than the model's positions is refused for that, and not for its row.
+        packs = pack_documents(lengths, orders, max(max_length, int(lengths.max())))
+        counts = packs.rows_by_part
+    if is_mixed:
+        return packs, MixedStream(counts, weights, seed, shuffle)
+    return packs, RowStream(sum(counts), seed, shuffle)
 
 
 def _rows_in(epochs: float, num_rows: int) -> int:

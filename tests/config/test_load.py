@@ -126,7 +126,8 @@ data:
         ),
         (
             "config.yaml:10: data.format: wanted `auto`, `alpaca`, `sharegpt`, `messages`,"
-            " `prompt_completion` or `text`, got the text 'alpacca'. Did you mean `alpaca`?"
+            " `prompt_completion`, `text` or `tokenized`, got the text 'alpacca'."
+            " Did you mean `alpaca`?"
         ),
         "override `train.seed=-1`: train.seed: wanted a whole number of at least 0, got -1",
     ]

@@ -93,8 +93,7 @@ def test_paths_of_the_wrong_kind_are_refused(load: Load, tmp_path: Path) -> None
     (tmp_path / "run").write_text("")
     found = missing(load)
     assert "is a file; name the model's folder" in found[0]
-    assert "is a folder; name its files" in found[1]
-    assert "is a file; name a folder" in found[2]
+    assert "is a file; name a folder" in found[1]
 
 
 @pytest.mark.parametrize(
@@ -180,3 +179,51 @@ def test_a_loaded_config_is_the_same_after_a_dump_in_another_folder(
     other.mkdir()
     (other / "config.yaml").write_text(dump_config(config))
     assert load_config(other / "config.yaml").config == config
+
+
+def test_a_template_is_a_name_or_a_file_beside_the_config(load: Load, tmp_path: Path) -> None:
+    assert load("", "data.template=chatml").config.data.template == "chatml"
+    assert load("", "data.template=own.jinja").config.data.template == f"{tmp_path}/own.jinja"
+    assert load("").config.data.template is None
+
+
+@pytest.mark.parametrize("value", ["chat", "own.txt", "''", "[a]"])
+def test_what_is_neither_is_refused(problems: Problems, value: str) -> None:
+    [problem] = problems("", f"data.template={value}")
+    assert "data.template: wanted a path that ends in .jinja, or one of alpaca, chatml" in problem
+
+
+def test_a_folder_an_entry_and_an_id_are_data_too(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "dataset_info.json").write_text("{}")
+    train = "data.train=[corpus, dataset_info.json#it, owner/name, owner/name.json, info.json#it]"
+    loaded = load("", train)
+    assert [source.path for source in loaded.config.data.train] == [
+        tmp_path / "corpus",
+        tmp_path / "dataset_info.json#it",
+        Path("owner/name"),
+        tmp_path / "owner/name.json",
+        tmp_path / "info.json#it",
+    ]
+    found = missing(load, train)
+    assert len(found) == 2
+    assert "data.train[3]: there is no file `owner/name.json`" in found[0]
+    assert "data.train[4]: there is no file `info.json#it`" in found[1]
+
+
+def test_a_path_that_is_there_is_never_an_id(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "owner").mkdir()
+    (tmp_path / "owner" / "name").write_text("")
+    [source] = load("", "data.train=owner/name").config.data.train
+    assert source.path == tmp_path / "owner" / "name"
+
+
+@pytest.mark.parametrize(
+    "columns",
+    ["{}", "[text]", "{txt: a}", "{text: ''}", "{text: 5}", "{instruction: a, output: a}"],
+)
+def test_names_of_columns_are_checked(problems: Problems, columns: str) -> None:
+    for key in ("columns", "tags"):
+        [problem] = problems("", f"data.train=[{{path: a, {key}: {columns}}}]")
+        assert f"data.train[0].{key}: wanted a mapping of " in problem

@@ -100,13 +100,8 @@ def test_rules_are_reported_beside_wrong_values(problems: Problems) -> None:
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ("data.packing=true", "data.packing"),
         ("data.eval=eval.jsonl", "data.eval"),
         ("eval.steps=10", "eval.steps"),
-        ("data.format=sharegpt", "data.format"),
-        ("data.format=prompt_completion", "data.format"),
-        ("data.train=[{path: a, format: sharegpt}]", "data.train"),
-        ("data.train=[{path: a, weight: 2}]", "data.train"),
         ("model.attention=flash_attention_2", "model.attention"),
         ("model.attention=flex_attention", "model.attention"),
         ("model.trust_remote_code=true", "model.trust_remote_code"),
@@ -125,7 +120,7 @@ def test_what_is_not_in_this_version_is_refused_by_name(
 @pytest.mark.parametrize(
     "override",
     [
-        "data.packing=false",
+        "data.packing=true",
         "data.eval=null",
         "eval.steps=null",
         "model.attention=eager",
@@ -133,7 +128,7 @@ def test_what_is_not_in_this_version_is_refused_by_name(
         "checkpoint.save_steps=10",
         "checkpoint.bounce_pool=0",
         "logging.tensorboard=false",
-        "data.train=[{path: a, format: text}]",
+        "data.train=[{path: a, format: text, weight: 2}]",
     ],
 )
 def test_the_values_that_mean_without_it_are_accepted(load: Load, override: str) -> None:
@@ -159,6 +154,7 @@ def test_the_values_that_mean_without_it_are_accepted(load: Load, override: str)
         ),
         (["pipeline.device=cpu", "store.memory=pinned"], "store.memory has no effect"),
         (["pipeline.device=cpu", "train.deterministic=true"], "train.deterministic has no effect"),
+        (["data.packing=true", "model.attention=eager"], "model.attention has no effect"),
         (["data.format=text", "data.train_on_prompt=true"], "data.train_on_prompt has no effect"),
         (["optimizer.master=bf16"], "optimizer.master changes below half a BF16 step are lost"),
         (["optimizer.master=bf16_stochastic"], "optimizer.master changes below a BF16 step happen"),
@@ -177,3 +173,42 @@ def test_milestones_that_are_saves_need_no_note(load: Load) -> None:
 
 def test_defaults_that_do_nothing_are_not_announced(load: Load) -> None:
     assert load("schedule: {type: constant}\npipeline: {device: cpu}\n").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{path: a.jsonl, split: test}", "`split` of "),
+        ("{path: a.jsonl, subset: en}", "`subset` of "),
+        ("{path: a.jsonl, revision: v1}", "`revision` of "),
+        ("{path: a.jsonl, streaming: true}", "`streaming` of "),
+        ("{path: owner/name, sample_by: line}", "a data set of a hub has columns"),
+        ("{path: dataset_info.json#it, format: text}", "the entry decides that"),
+        ("{path: dataset_info.json#it, columns: {text: a}}", "the entry decides that"),
+        ("{path: dataset_info.json#it, split: test}", "the entry decides that"),
+    ],
+)
+def test_a_key_that_a_source_cannot_have_is_refused(
+    problems: Problems, source: str, reason: str
+) -> None:
+    [problem] = problems("", f"data.train=[{source}]")
+    assert ": data.train: " in problem
+    assert reason in problem
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{path: owner/name, split: 'train[:9]', subset: en, revision: v1, streaming: false}",
+        "{path: dataset_info.json#it, weight: 2, max_rows: 9}",
+        "{path: a.txt, sample_by: paragraph, columns: {text: a}, tags: {user: human}}",
+    ],
+)
+def test_a_source_may_have_what_it_is_said_to_have(load: Load, source: str) -> None:
+    assert load("", f"data.train=[{source}]").notes == ()
+
+
+def test_a_limit_of_bad_rows_that_does_nothing_is_said(load: Load) -> None:
+    [note] = load("", "data.max_bad_share=0.5").notes
+    assert note.startswith("data.max_bad_share has no effect with `data.on_bad_row: error`")
+    assert load("", "data.max_bad_share=0.5", "data.on_bad_row=skip").notes == ()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.data.preparing import Kept
 from tests.data.templates import make_tokenizer
 
 
@@ -27,3 +28,9 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chatml: Any) -> Kept:
+    """A source with a cache of its own."""
+    return Kept(tmp_path, monkeypatch, chatml)

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatrain_cli.data.examples import Examples, load_examples, load_tokenizer, preview
+from megatrain_cli.data.examples import load_tokenizer, preview
 from megatrain_cli.data.source import SourceFile
+from megatrain_cli.data.table import Examples
 from megatrain_cli.data.template import IGNORED, SkipReason
 from megatrain_cli.errors import DataError, ModelError
+from tests.data.loading import load_examples
 from tests.data.templates import TAGGED, make_tokenizer
 
 Write = Callable[..., Path]
@@ -133,3 +135,20 @@ def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with pytest.raises(ModelError, match="the tokenizer cannot be read"):
         load_tokenizer(tmp_path)
+
+
+def test_bad_rows_are_accounted_for_beside_those_with_nothing_to_learn(
+    write: Write, chatml: Any
+) -> None:
+    rows: list[Any] = [alpaca("a", "b") for _ in range(10)]
+    rows[2], rows[4], rows[7] = {"instruction": "a", "output": 5}, alpaca("a", ""), "x"
+    first, second = write(rows), write([{"text": "e"}] * 2, "second.jsonl")
+    with pytest.raises(DataError, match=r"train\.jsonl:3: output: a number"):
+        load(first, tokenizer=chatml)
+    examples, summary = load(first, second, tokenizer=chatml, on_bad_row="skip", max_bad_share=0.2)
+    assert (summary.num_read, summary.num_used, len(examples)) == (12, 9, 9)
+    assert sum(rows.count for rows in summary.skipped.values()) == 3
+    assert summary.used_by_source == (7, 2)
+    assert f"skipped 1: text where an object is expected ({first}:8)" in summary.lines()
+    with pytest.raises(DataError, match="2 of 10 rows cannot be used"):
+        load(first, tokenizer=chatml, on_bad_row="skip", max_bad_share=0.1)

@@ -1,6 +1,5 @@
 """Reading rows: the same from any spelling of a file; a place and a reason for each fault."""
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -64,8 +63,11 @@ def test_blank_lines_are_skipped_and_lines_are_counted_with_them(write: Write) -
         ('{"instruction":"é","output":"b"}'.encode("latin-1"), "byte 17 is not UTF-8"),
         (b'{"instruction":"a","output":5}', "output: a number where text is expected"),
         (b'{"instruction":"a","output":{"k":1}}', "output: an object where text is expected"),
-        (b'{"instruction":"a","output":null}', "output: the field is null, and text is required"),
-        (b'{"instruction":"a"}', "output: the field is missing, and text is required"),
+        (
+            b'{"instruction":"a","output":null}',
+            "output: the field is missing or null, and text is required",
+        ),
+        (b'{"instruction":"a"}', "output: the field is missing or null, and text is required"),
         (b'{"instruction":"a","output":"b","system":true}', "system: true or false where text"),
         (b'{"instruction":"a","output":"b","history":["q"]}', "history[1]: a question and its"),
         (b'{"instruction":"a","output":"\\ud83d"}', "output: half of a surrogate pair"),
@@ -98,9 +100,9 @@ def test_a_bad_row_is_refused_with_file_line_and_reason(
         ([{"role": "critic", "content": "no"}], "messages[1].role: 'critic' is no role"),
         ([{"content": "no"}], "messages[1].role: the field is missing"),
         ([{"role": "user"}], "messages[1].content: the field is missing"),
-        ([{"role": "user", "content": None}], "messages[1].content: the field is null"),
+        ([{"role": "user", "content": None}], "messages[1].content: the field is missing"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[1].content: a list where"),
-        ([{"from": "human", "value": "x"}], "(sharegpt)"),
+        ([{"from": "human", "value": "x"}], "Set `format: sharegpt`"),
     ],
 )
 def test_a_bad_turn_is_refused_by_its_number(write: Write, turns: object, reason: str) -> None:
@@ -131,7 +133,7 @@ def test_a_file_without_rows_is_an_error(write: Write, content: bytes) -> None:
 
 def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
     assert "there is no such file" in refusal(tmp_path / "none.jsonl")
-    assert "cannot be read" in refusal(tmp_path)
+    assert "no data file in the folder" in refusal(tmp_path)
 
 
 def test_null_absent_and_empty_are_the_same_for_what_may_be_left_out(write: Write) -> None:
@@ -174,7 +176,9 @@ def test_messages_may_be_called_conversations_and_a_tool_call_needs_no_content(
         }
         assert chat.tools == ({"name": "f"},)
     assert "tools: a number in the list" in refusal(write([{"conversations": turns, "tools": [1]}]))
-    assert "tools: the text is not JSON" in refusal(write([{"conversations": turns, "tools": "f"}]))
+    assert "tools: text where a list is expected; it is not JSON" in refusal(
+        write([{"conversations": turns, "tools": "f"}])
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +187,7 @@ def test_messages_may_be_called_conversations_and_a_tool_call_needs_no_content(
         ({"conversations": []}, "messages and conversations are both there"),
         ({"tools": {}}, "tools: an object where a list is expected"),
         ({"tools": "[5]"}, "tools: a number in the list, objects are expected"),
-        ({"tools": "x"}, "tools: the text is not JSON"),
+        ({"tools": "x"}, "tools: text where a list is expected; it is not JSON"),
     ],
 )
 def test_what_stands_beside_a_chat_is_checked_too(
@@ -195,8 +199,8 @@ def test_what_stands_beside_a_chat_is_checked_too(
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
-        (gzip.compress(b"{}", mtime=0), "gzip"),
-        (b"PAR1\x15", "Parquet"),
+        ("text".encode("utf-16"), "UTF-16"),
+        (b"version https://git-lfs.github.com/spec/v1", "Git LFS"),
         (b"PK\x03\x04", "zip archive"),
     ],
 )
@@ -210,4 +214,4 @@ def test_a_format_is_asked_for_where_the_columns_do_not_tell(write: Write) -> No
     assert read(write(both), "text")[0].text == "rendered"
     assert contents(read(write(both), "messages")) == ["x"]
     assert "no column of a format that is known: wanted `inst" in refusal(write([{"story": "x"}]))
-    assert "sharegpt cannot be read by this version" in refusal(write(both), "sharegpt")
+    assert "dpo cannot be read by this version" in refusal(write(both), "dpo")

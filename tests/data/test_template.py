@@ -4,19 +4,16 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from megatrain_cli.data.formats import Message, Row
-from megatrain_cli.data.template import IGNORED, Encoded, SkipReason, encode_row, num_targets
-from megatrain_cli.errors import DataError
+from megatrain_cli.data.template import SkipReason, num_targets
+from tests.data.chats import chat, encode, refusal, taught, text
 from tests.data.templates import (
     CHATML,
     FAMILIES,
     FORGETFUL,
     NO_END,
-    SPECIAL,
     TAGGED,
     TOOLS,
     ZEPHYR,
@@ -28,67 +25,8 @@ TOKENIZERS = {
 }
 
 
-def chat(*turns: tuple[str, str], **more: Any) -> Row:
-    messages: list[Message] = [{"role": role, "content": content} for role, content in turns]
-    return Row("train.jsonl:7", "messages", messages=tuple(messages), **more)
-
-
-def text(content: str) -> Row:
-    return Row("train.jsonl:7", "text", text=content)
-
-
-def encode(row: Row, tokenizer: Any, max_length: int = 10_000, **more: Any) -> Encoded:
-    options = {"overlong": "truncate", "train_on_prompt": False, **more}
-    return encode_row(row, tokenizer, max_length, **options)
-
-
-def taught(encoded: Encoded, tokenizer: Any) -> list[str]:
-    """The text of each run of targets."""
-    runs: list[list[int]] = [[]]
-    for token, label in zip(encoded.input_ids, encoded.labels, strict=True):
-        assert label in (IGNORED, token)
-        if label != IGNORED:
-            runs[-1].append(token)
-        elif runs[-1]:
-            runs.append([])
-    return [tokenizer.decode(run) for run in runs if run]
-
-
-def refusal(row: Row, tokenizer: Any, **more: Any) -> str:
-    with pytest.raises(DataError) as caught:
-        encode(row, tokenizer, **more)
-    return str(caught.value)
-
-
-# Texts that a hand-written search for marks would trip over.
-contents = st.lists(
-    st.one_of(
-        st.sampled_from([*SPECIAL, "assistant\n", "\n", " ", "\u2028", "é", "\U0001f600", "yes"]),
-        st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
-    ),
-    max_size=5,
-).map("".join)
-
-
-@given(st.sampled_from(sorted(FAMILIES)), st.lists(st.tuples(contents, contents), min_size=1))
-def test_exactly_the_assistant_turns_are_taught(
-    family: str, exchanges: list[tuple[str, str]]
-) -> None:
-    _, _, end, trims = FAMILIES[family]
-    tokenizer = TOKENIZERS[family]
-    turns = [
-        turn for asked, said in exchanges for turn in (("user", asked), ("assistant", said + "."))
-    ]
-    encoded = encode(chat(*turns), tokenizer)
-    lead = " " if family == "mistral" else ""
-    answers = [(said + ".").strip() if trims else said + "." for _, said in exchanges]
-    assert taught(encoded, tokenizer) == [lead + answer + end for answer in answers]
-    whole = tokenizer.apply_chat_template(list(chat(*turns).messages), return_dict=False)
-    assert encoded.input_ids == whole
-
-
 @pytest.mark.parametrize(
-    "end", [family for family in FAMILIES if family not in ("gemma", "mistral")]
+    "end", [family for family in FAMILIES if family not in ("gemma", "mistral", "moving", "dated")]
 )
 def test_roles_are_taken_from_the_row_and_never_from_its_order(end: str) -> None:
     tokenizer, mark = TOKENIZERS[end], FAMILIES[end][2]
@@ -112,20 +50,6 @@ def test_a_row_that_a_template_refuses_names_its_turn_and_the_reason() -> None:
     message = refusal(chat(("user", "u"), ("user", "v"), ("assistant", "a")), tokenizer)
     assert "turn 2 (user)" in message
     assert "must alternate" in message
-
-
-def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
-    tokenizer = make_tokenizer(FORGETFUL)
-    thought = ("assistant", "hm</think>a")
-    row = chat(("user", "u"), thought, ("user", "v"), ("assistant", "b"))
-    message = refusal(row, tokenizer)
-    assert message.startswith("train.jsonl:7: turn 2: the chat template is not prefix-preserving")
-    # Nothing is rewritten in these, so what they teach is certain.
-    assert taught(encode(chat(("user", "u"), thought), tokenizer), tokenizer) == [
-        "hm</think>a<|im_end|>"
-    ]
-    plain = chat(("user", "u"), ("assistant", "a"), ("user", "v"), ("assistant", "b"))
-    assert taught(encode(plain, tokenizer), tokenizer) == ["a<|im_end|>", "b<|im_end|>"]
 
 
 def test_a_template_without_an_end_mark_is_refused() -> None:
@@ -306,7 +230,8 @@ def test_a_row_whose_answer_is_cut_away_is_left_out(chatml: Any) -> None:
         ),
         # Three turns alone cannot be written, four can.
         (
-            "{% if messages | length == 3 %}{{ raise_exception('three') }}{% endif %}" + CHATML,
+            "{% if messages | length == 3 %}{{ raise_exception('three') }}{% endif %}"
+            + CHATML.replace("+ m['content']", "+ m['content'] + (m.tool_calls or '') | string"),
             "turn 3 (user): the chat template refuses it: three",
         ),
         # One question cannot be written, so the marks of a turn cannot be learnt.

@@ -59,6 +59,32 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
         assert out.getvalue().startswith("step 1/2  loss")
 
 
+def test_outside_a_terminal_the_data_is_a_line_now_and_then() -> None:
+    console, out = file_console()
+    seconds = iter([0.0, 9.9, 10.0, 12.0, 25.0])
+    with RunConsole(console, lambda: next(seconds)) as run:
+        for rows in range(1, 6):
+            run.preparing(100 * rows, rows / 5)
+    assert out.getvalue() == (
+        "prepared 300 rows, 60% of the data\nprepared 500 rows, 100% of the data\n"
+    )
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_in_a_terminal_the_data_is_a_bar_that_goes_when_all_is_read(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = io.StringIO()
+    with RunConsole(Console(file=out, width=80, force_terminal=True)) as run:
+        run.preparing(1234, 0.25)
+        run.preparing(5678, share)
+        assert (run._preparing is None) is (share == 1)
+    assert run._preparing is None
+    assert f"prepared {5678} rows" in out.getvalue()
+    assert f"{100 * share:.0f} %" in out.getvalue()
+
+
 def test_what_stands_in_for_stderr_while_a_bar_is_shown_may_write_to_the_listener(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

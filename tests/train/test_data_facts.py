@@ -12,14 +12,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from megatrain_cli.checkpoint.facts import DataFacts, SourceFile
-from megatrain_cli.data.examples import Examples
+from megatrain_cli.data.content import hash_content, hash_files
+from megatrain_cli.data.hub import HubSet
+from megatrain_cli.data.source import SourceFile as DataSource
+from megatrain_cli.data.table import Examples, hash_rows
 from megatrain_cli.errors import DataError, IncompatibleError
-from megatrain_cli.train.data_facts import check_data, data_facts, hash_file, hash_rows
+from megatrain_cli.train.data_facts import check_data, data_facts, source_facts
 from megatrain_cli.train.position import Position
 from tests.train.workspace import make_workspace, start
 
 
-def facts(*paths: Path, rows: str = "1" * 32, order: str = "splitmix64-v1") -> DataFacts:
+def hash_file(path: Path) -> SourceFile:
+    [found] = source_facts(DataSource(path), [hash_content(path)])
+    return found
+
+
+def facts(*paths: Path, rows: str = "1" * 32, order: str = "feistel-v1") -> DataFacts:
     return DataFacts(
         rows_xxh3_128=rows,
         num_rows=3,
@@ -107,8 +115,8 @@ def test_the_same_files_with_other_tokens_are_refused_unless_a_key_explains_it(
 
 
 def test_another_rule_of_order_is_refused(two: tuple[Path, Path]) -> None:
-    with pytest.raises(IncompatibleError, match="the rule 'feistel-v1' in the checkpoint"):
-        check_data(facts(*two, order="feistel-v1"), facts(*two), ("data.train",), 3)
+    with pytest.raises(IncompatibleError, match="the rule 'splitmix64-v1' in the checkpoint"):
+        check_data(facts(*two, order="splitmix64-v1"), facts(*two), ("data.train",), 3)
 
 
 def test_names_from_a_checkpoint_cannot_control_a_terminal(two: tuple[Path, Path]) -> None:
@@ -182,3 +190,20 @@ def test_the_facts_of_a_run_are_those_of_its_rows(tmp_path: Path) -> None:
         assert found.rows_xxh3_128 == hash_rows(run.rows.examples)
         assert [source.name for source in found.sources] == ["train.jsonl"]
         assert check_data(found, data_facts(run.loaded.config, run.rows), (), 0) == []
+
+
+def test_a_folder_is_all_its_files_and_a_hub_its_name(two: tuple[Path, Path]) -> None:
+    folder = two[0].parent
+    of_folder = source_facts(DataSource(folder), hash_files(DataSource(folder)))
+    assert [facts.path for facts in of_folder] == [str(path) for path in sorted(two)]
+    assert [facts.bytes for facts in of_folder] == [path.stat().st_size for path in sorted(two)]
+    names = [
+        source_facts(DataSource(Path("owner/name"), hub=hub), ())
+        for hub in (
+            HubSet("owner/name"),
+            HubSet("owner/name", "en"),
+            HubSet("owner/name", "e", "n"),
+        )
+    ]
+    assert len({facts.xxh3_128 for [facts] in names}) == 3
+    assert names[0][0].name == "owner/name[train]"

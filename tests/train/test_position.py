@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain_cli.data.examples import DataSummary, Examples
+from megatrain_cli.data.prepare import Prepared
 from megatrain_cli.data.sampler import RowStream
+from megatrain_cli.data.summary import DataSummary
+from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import InternalError
 from megatrain_cli.train.position import Position
 from megatrain_cli.train.rows import TrainingRows, load_rows
@@ -32,9 +34,9 @@ def make_rows(
     train |= {"max_steps": None if epochs else 1000, "num_epochs": epochs}
     sections: dict[str, dict[str, object]] = {"train": train, "data": {"shuffle": shuffle}}
     tokens = np.arange(num_rows, dtype=np.int32)
+    examples = Examples(tokens, np.ones(num_rows, np.bool_), np.arange(num_rows + 1))
     return TrainingRows(
-        examples=Examples(tokens, np.ones(num_rows, np.bool_), np.arange(num_rows + 1)),
-        summary=SUMMARY,
+        data=Prepared(examples, SUMMARY, (), "0" * 32),
         example=[],
         total_steps=0,
         _config=make_config(sections),
@@ -67,7 +69,7 @@ def test_each_row_comes_once_an_epoch_over_any_stops_and_batch_sizes(
     taken, at = ledger(num_rows, legs)
     assert at == Position(sum(steps for _, steps in legs), len(taken))
     unbroken = RowStream(num_rows, 7, shuffle=True)
-    assert taken == [unbroken.row(g) for g in range(len(taken))]
+    assert taken == unbroken.rows(0, len(taken))
     for begin in range(0, len(taken) - num_rows + 1, num_rows):
         epoch = Counter(taken[begin : begin + num_rows])
         assert epoch == Counter(range(num_rows))
@@ -78,7 +80,7 @@ def test_without_the_row_in_the_position_a_change_of_batch_size_repeats_rows() -
     at = Position(step=4, row=8)
     right = make_rows(12, 4, at, epochs=None).ids_of_step(4)
     wrong = make_rows(12, 4, Position(step=4, row=4 * 4), epochs=None).ids_of_step(4)
-    assert right == [RowStream(12, 7, shuffle=True).row(g) for g in range(8, 12)]
+    assert right == RowStream(12, 7, shuffle=True).rows(8, 12)
     assert wrong != right
 
 
@@ -97,7 +99,7 @@ def test_passes_over_the_data_end_at_the_same_row_whatever_the_batches(
     taken = [i for index in range(stop) for i in first.ids_of_step(index)]
     taken += [i for index in range(stop, total) for i in second.ids_of_step(index)]
     unbroken = RowStream(num_rows, 7, shuffle=True)
-    assert taken == [unbroken.row(g) for g in range(last)]
+    assert taken == unbroken.rows(0, last)
     assert second.position_after(total).row == last
     assert second.ids_of_step(total) == []
 

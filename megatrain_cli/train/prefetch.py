@@ -1,0 +1,44 @@
+"""The rows of the next step, made while the current one runs."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from megatrain_cli.train.rows import RowSource, StepRows
+
+
+class Prefetch:
+    """Takes the steps of a source one by one, a step ahead of whoever asks.
+
+    A step's rows are a function of its number, so nothing depends on when they are made. One step
+    ahead is enough: making rows takes far less than computing with them.
+
+    Args:
+        rows: Asked on a thread of its own.
+    """
+
+    def __init__(self, rows: RowSource) -> None:
+        self._rows = rows
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rows")
+        self._ahead: tuple[int, Future[StepRows]] | None = None
+
+    def of_step(self, index: int) -> StepRows:
+        """The rows of a step; those of the next are begun.
+
+        Raises:
+            Exception: What the source raised for this step.
+        """
+        if self._ahead is None or self._ahead[0] != index:
+            self._begin(index)
+        assert self._ahead is not None
+        _, future = self._ahead
+        rows = future.result()
+        if index + 1 < self._rows.total_steps:
+            self._begin(index + 1)
+        return rows
+
+    def _begin(self, index: int) -> None:
+        self._ahead = index, self._pool.submit(self._rows.of_step, index)
+
+    def close(self) -> None:
+        """End the thread; what it is making is thrown away."""
+        self._ahead = None
+        self._pool.shutdown(wait=True, cancel_futures=True)
