@@ -175,9 +175,14 @@ class LazyLoader:
         if self._before_layer is None or layer in self._prepared:
             return
         with self._preparing:
-            if layer not in self._prepared:
+            if layer in self._prepared or self._failure is not None:
+                return
+            try:
                 self._before_layer(layer)
-                self._prepared.add(layer)
+            except BaseException as error:
+                self._fail(error)  # before another thread prepares the next layer
+                raise
+            self._prepared.add(layer)
 
     def _announce(self, layer: int, kind: str) -> None:
         """Tell the clock what of a layer is there and right."""

@@ -11,7 +11,7 @@ import torch
 from megatrain_cli.checkpoint.folder import open_checkpoint
 from megatrain_cli.checkpoint.fsio import BLOCK
 from megatrain_cli.checkpoint.load import LazyLoader
-from megatrain_cli.errors import Stopped
+from megatrain_cli.errors import DeviceError, Stopped
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.plan.tiles import TileFormat
 from megatrain_cli.store.clock import TileClock
@@ -197,6 +197,34 @@ def test_a_layer_that_cannot_be_prepared_ends_the_loading(tmp_path: Path) -> Non
         load(folder, store, before_layer=refuse)
     with pytest.raises(RuntimeError, match="no pages"):
         store.clock.wait_for_weights(0)
+
+
+def test_after_a_refusal_no_other_layer_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was page-locked is given back by then, and a late range would stay locked."""
+    store = make_store()
+    folder = save(store, tmp_path, 0)
+    prepared: list[int] = []
+    again = threading.Event()
+
+    def refuse(layer: int) -> None:
+        prepared.append(layer)
+        if len(prepared) > 1:
+            again.set()
+            return
+        raise DeviceError("no more")
+
+    fail = LazyLoader._fail
+
+    def fail_late(self: LazyLoader, error: BaseException) -> None:
+        again.wait(0.2)  # time for another thread
+        fail(self, error)
+
+    monkeypatch.setattr(LazyLoader, "_fail", fail_late)
+    with pytest.raises(DeviceError, match="no more"):
+        load(folder, store, threads=4, before_layer=refuse)
+    assert len(prepared) == 1
 
 
 def test_loading_can_be_stopped_and_nobody_waits_for_ever(tmp_path: Path) -> None:

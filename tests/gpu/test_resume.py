@@ -134,7 +134,7 @@ def test_a_device_that_has_failed_for_good_loses_no_step(
     run = place.config.parent / "failing"
     done = subprocess.run(
         [sys.executable, "-c", FAILING, "train", place.config, f"train.output_dir={run}"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
         capture_output=True,
         text=True,
         check=False,
