@@ -53,7 +53,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(damaged)
 
 
-@pytest.mark.parametrize("name", ["tokens", "is_target", "offsets", "lines", "rows.json"])
+@pytest.mark.parametrize("name", ["tokens", "is_target", "offsets", "files", "lines", "rows.json"])
 @pytest.mark.parametrize("how", ["first", "last", "cut", "gone", "empty"])
 def test_damage_is_found_and_the_rows_are_prepared_again(name: str, how: str, kept: Kept) -> None:
     good = content(kept.prepare())
