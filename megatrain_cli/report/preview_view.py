@@ -1,4 +1,4 @@
-"""Training rows as text, with what is learnt set off: in colour, or in brackets where there is none.
+"""Training rows as text, with what is learnt set off: in colour, or in brackets.
 
 What a row holds was written by strangers: control characters are shown and never sent.
 """
@@ -94,7 +94,7 @@ def show_row(row: RowView, number: int, console: Console) -> None:
     if row.capacity is None:
         [document] = row.documents
         say(f"row {number}: {document.source}:{document.line}, {size}", console, style="bold")
-        console.print(draw_spans(document.spans, console), soft_wrap=True)
+        _show_text(document.spans, console)
         return
     count = len(row.documents)
     say(
@@ -110,7 +110,7 @@ def show_row(row: RowView, number: int, console: Console) -> None:
             f"{document.num_targets} targets",
             console,
         )
-        console.print(draw_spans(document.spans, console), soft_wrap=True)
+        _show_text(document.spans, console)
     say(f"--- end of row {number}", console)
 
 
@@ -118,6 +118,11 @@ def show_first(spans: Spans, console: Console, most: int) -> None:
     """Print the first row of a run as one paragraph, at most so many characters of it."""
     drawn = Text.assemble("first row, ", legend(console), ": ", draw_spans(spans, console)[:most])
     console.print(drawn, soft_wrap=True)
+
+
+def _show_text(spans: Spans, console: Console) -> None:
+    drawn = draw_spans(spans, console)
+    console.print(drawn, soft_wrap=True, end="" if drawn.plain.endswith("\n") else "\n")
 
 
 def _has_colour(console: Console) -> bool:

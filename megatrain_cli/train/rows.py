@@ -1,7 +1,7 @@
 """The rows of each optimizer step, from the config to micro-batches."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
