@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from megatrain_cli.report.listener import Listener
 from megatrain_cli.report.plan_view import PlanView, say, show_plan
+from megatrain_cli.report.preview_view import Spans, show_first
 from megatrain_cli.report.records import StepRecord
 from megatrain_cli.units import show_bytes
 
@@ -32,6 +33,8 @@ def data() -> Console:
 
 # Seconds between two lines about the data, where no bar can be drawn.
 _QUIET_SECONDS = 10.0
+# Characters.
+_MOST_OF_A_ROW = 600
 
 
 class RunConsole:
@@ -51,6 +54,10 @@ class RunConsole:
     def note(self, text: str) -> None:
         """Say one thing that the user should know."""
         say(text, self._console)
+
+    def first_row(self, spans: Spans) -> None:
+        """Show one row, with what is trained on set off."""
+        show_first(spans, self._console, _MOST_OF_A_ROW)
 
     def preparing(self, num_rows: int, share: float) -> None:
         """Show how far the data has been tokenised.

@@ -165,8 +165,7 @@ def _refuse_what_does_not_fit(plan: RunPlan) -> None:
 def _show_rows(rows: TrainingRows, console: RunConsole) -> None:
     for line in rows.lines():
         console.note(line)
-    shown = "".join(f"[{text}]" if trained else text for text, trained in rows.example)
-    console.note(f"first row, [trained] in brackets: {shown[:600]}")
+    console.first_row(rows.example)
 
 
 def _note_padding(plan: RunPlan, rows: TrainingRows, console: RunConsole) -> None:

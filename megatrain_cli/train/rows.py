@@ -1,26 +1,23 @@
 """The rows of each optimizer step, from the config to micro-batches."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.data.arrange import arrange
 from megatrain_cli.data.batch import find_pad_id, join, make_micro_batches
-from megatrain_cli.data.chunks import Encoding
-from megatrain_cli.data.examples import load_tokenizer, preview
-from megatrain_cli.data.known import use_template
+from megatrain_cli.data.examples import preview
+from megatrain_cli.data.load import load_data
 from megatrain_cli.data.mixing import MIXING, MixedStream
 from megatrain_cli.data.pack import RULE as PACKING
-from megatrain_cli.data.pack import Packs, pack_documents
-from megatrain_cli.data.prepare import HowToPrepare, Prepared, Progress, prepare
-from megatrain_cli.data.sampler import ORDER, RowOrder, RowStream, packing_order, rows_of_update
-from megatrain_cli.data.source import SourceFile
-from megatrain_cli.data.sources import find_sources
+from megatrain_cli.data.pack import Packs
+from megatrain_cli.data.prepare import Prepared, Progress
+from megatrain_cli.data.sampler import ORDER, RowOrder, rows_of_update
 from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import ConfigError, InternalError
 from megatrain_cli.pipeline.compute import MicroBatch
@@ -214,19 +211,10 @@ def load_rows(
         ModelError: The model folder has no tokenizer.
         StorageError: The disk refused.
     """
-    tokenizer = load_tokenizer(Path(config.model.path))
     data, train = config.data, config.train
-    use_template(tokenizer, data.template)
-    sources = find_sources(data)
-    prepared = prepare(
-        sources,
-        tokenizer,
-        Encoding(data.max_length, data.overlong, data.train_on_prompt),
-        data.on_bad_row,
-        data.max_bad_share,
-        HowToPrepare(data.workers, data.cache_dir, progress, say),
-    )
-    packs, stream = _arrange(config, sources, prepared, decisions.max_length)
+    loaded = load_data(config, say, progress)
+    tokenizer, prepared = loaded.tokenizer, loaded.prepared
+    packs, stream = arrange(config, loaded, decisions.max_length)
     if train.max_steps is not None:
         steps = train.max_steps
     else:
@@ -253,29 +241,6 @@ def load_rows(
         chat_template=None if data.template is None else tokenizer.chat_template,
         packs=packs,
     )
-
-
-def _arrange(
-    config: TrainConfig, sources: Sequence[SourceFile], prepared: Prepared, max_length: int
-) -> tuple[Packs | None, RowOrder]:
-    """Which documents share a row, and in which order rows come."""
-    seed, shuffle = config.train.seed, config.data.shuffle
-    weights = [source.weight for source in sources]
-    counts = prepared.summary.used_by_source
-    is_mixed = any(weight != 1 for weight in weights)
-    packs = None
-    if config.data.packing:
-        lengths = prepared.examples.lengths
-        # Packs are drawn by weight, so each holds documents of one source alone. Without weights
-        # the sources mix in them.
-        parts = counts if is_mixed else (len(lengths),)
-        orders = [packing_order(count, seed) if shuffle else np.arange(count) for count in parts]
-        # A document longer than the model's positions is refused for that, and not for its row.
-        packs = pack_documents(lengths, orders, max(max_length, int(lengths.max())))
-        counts = packs.rows_by_part
-    if is_mixed:
-        return packs, MixedStream(counts, weights, seed, shuffle)
-    return packs, RowStream(sum(counts), seed, shuffle)
 
 
 def _rows_in(epochs: float, num_rows: int) -> int:
