@@ -41,10 +41,12 @@ def train_here(config: Path, *overrides: str, said: Said | None = None) -> str:
     return said.text
 
 
-def resume_here(run: Path, *overrides: str, said: Said | None = None) -> str:
+def resume_here(
+    run: Path, *overrides: str, steps: int | None = None, said: Said | None = None
+) -> str:
     said = said or Said()
     with said.console, one_thread():
-        resume(ResumeRequest(run, tuple(overrides)), said.console)
+        resume(ResumeRequest(run, tuple(overrides), steps=steps), said.console)
     return said.text
 
 
