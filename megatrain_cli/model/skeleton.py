@@ -62,9 +62,8 @@ class Skeleton:
                 root.eval()
             yield
         finally:
-            if self.spec.has_dropout:
-                for root in roots:
-                    root.train()
+            for root in roots:
+                root.train(self.spec.has_dropout)
 
     def move_buffers(self, device: torch.device) -> None:
         """Put every buffer on `device`, where the prologue, the layers and the head will run."""
