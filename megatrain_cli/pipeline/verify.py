@@ -229,9 +229,7 @@ def _check_evaluation_counts(ops: Sequence[Op], shape: PipelineShape) -> None:
     _compare(ops, (Kind.STREAM_IN,), wanted, "evaluation")
 
 
-def _compare(
-    ops: Sequence[Op], moves: Sequence[Kind], wanted: Counter[_What], what: str
-) -> None:
+def _compare(ops: Sequence[Op], moves: Sequence[Kind], wanted: Counter[_What], what: str) -> None:
     found = Counter(
         (op.kind, op.layer, op.micro_batch, op.piece) for op in ops if op.kind not in moves
     )

@@ -16,10 +16,10 @@ from megatrain_cli.pipeline.executor import IssuedStep, Score
 from megatrain_cli.pipeline.lanes import InlineLanes
 from megatrain_cli.report.records import EvalRecord, StepRecord, perplexity
 from megatrain_cli.train.assemble import Engine
-from megatrain_cli.train.position import START, Position
-from megatrain_cli.train.prefetch import Prefetch
 from megatrain_cli.train.eval_rows import EvaluationRows
 from megatrain_cli.train.layout import StepRows
+from megatrain_cli.train.position import START, Position
+from megatrain_cli.train.prefetch import Prefetch
 from megatrain_cli.train.rows import RowSource
 from megatrain_cli.train.step import StepUpdate, UpdateStop
 

@@ -30,6 +30,7 @@ from megatrain_cli.train.layout import LENGTH_STEP, StepRows, lay_out
 from megatrain_cli.train.position import START, Position
 from megatrain_cli.units import round_up
 
+
 class RowSource(Protocol):
     """Where a run takes its rows from."""
 

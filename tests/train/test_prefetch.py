@@ -11,7 +11,7 @@ import pytest
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.pipeline.executor import Executor, IssuedStep
 from megatrain_cli.train.prefetch import Prefetch
-from megatrain_cli.train.rows import StepRows, TrainingRows
+from megatrain_cli.train.layout import StepRows, TrainingRows
 from tests.train.workspace import make_workspace, start
 
 
