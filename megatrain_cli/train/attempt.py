@@ -29,7 +29,7 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.journal import Journal
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import Engine, assemble, first_uses, update_order
-from megatrain_cli.train.evaluating import Evaluations, evaluations_made
+from megatrain_cli.train.evaluating import evaluations_of
 from megatrain_cli.train.facts import run_facts
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.loop import Run
@@ -84,12 +84,7 @@ class Attempt:
         self._folder, self._console, self._stack = folder, console, stack
         self._resumption, self._force = resumption, force
         self._made = prepare_attempt(loaded, recorded, folder, resumption, console)
-        config, rows = loaded.config, self._made.rows
-        self._evaluations = Evaluations(
-            None if rows.evaluation is None else config.eval,
-            rows.total_steps,
-            evaluations_made(folder.metrics, rows.start.step),
-        )
+        self._evaluations = evaluations_of(loaded.config.eval, self._made.rows, folder.metrics)
         self._loader: LazyLoader | None = None
         self._lock_refused: DeviceError | None = None
         with device_errors(self._made.plan.decisions.micro_batch_size):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from megatrain_cli.config.schema import EvalSection
 from megatrain_cli.report.journal import read_evaluations
+from megatrain_cli.train.rows import TrainingRows
 
 
 class Evaluations:
@@ -34,10 +35,13 @@ class Evaluations:
         return step == self._total or (every is not None and step > 0 and step % every == 0)
 
 
-def evaluations_made(journal: Path, step: int) -> frozenset[int]:
-    """Steps, up to `step`, whose evaluations are in a journal that a run goes on with.
+def evaluations_of(asked: EvalSection, rows: TrainingRows, journal: Path) -> Evaluations:
+    """The evaluations of a run that goes on at `rows.start`; its journal may be longer.
 
     Raises:
-        CorruptError: A line of it is no record.
+        CorruptError: A line of the journal is no record.
     """
-    return frozenset(record.step for record in read_evaluations(journal) if record.step <= step)
+    if rows.evaluation is None:
+        return Evaluations(None, rows.total_steps)
+    made = {record.step for record in read_evaluations(journal)}
+    return Evaluations(asked, rows.total_steps, {s for s in made if s <= rows.start.step})

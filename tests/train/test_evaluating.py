@@ -1,13 +1,9 @@
 """After which steps an evaluation is due."""
 
-from pathlib import Path
-
 import pytest
 
 from megatrain_cli.config.schema import EvalSection
-from megatrain_cli.report.journal import Journal
-from megatrain_cli.report.records import EvalRecord
-from megatrain_cli.train.evaluating import Evaluations, evaluations_made
+from megatrain_cli.train.evaluating import Evaluations
 
 
 @pytest.mark.parametrize(
@@ -30,12 +26,3 @@ def test_each_is_due_once_and_the_last_step_always(
 
 def test_a_run_of_no_steps_is_evaluated() -> None:
     assert Evaluations(EvalSection(), 0).is_due(0)
-
-
-def test_those_made_are_read_up_to_the_step_that_a_run_goes_on_from(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    assert evaluations_made(path, 4) == frozenset()
-    with Journal(path) as journal:
-        for step in (0, 2, 4, 6):
-            journal.write(EvalRecord(step, 1.0, 2.0, 3, 4.0))
-    assert evaluations_made(path, 4) == {0, 2, 4}
