@@ -34,7 +34,7 @@ def preview(
     come in the order of the files. With --json a line is one row, and the last line is the counts.
     """
     loaded = read_config(config, overrides)
-    from megatrain_cli.data.arrange import arrange
+    from megatrain_cli.data.arrange import arrange, hold_out_rows
     from megatrain_cli.data.load import load_data
     from megatrain_cli.data.shown import count_lines, count_rows, show_rows
     from megatrain_cli.report.console import RunConsole, data
@@ -43,12 +43,13 @@ def preview(
 
     with RunConsole() as talk:
         found = load_data(loaded.config, talk.note, talk.preparing)
-    packs, _ = arrange(loaded.config, found, _row_length(loaded.config))
-    rows = show_rows(found, packs, count)
+    documents, _ = hold_out_rows(loaded.config, found)
+    packs, _ = arrange(loaded.config, found, documents, _row_length(loaded.config))
+    rows = show_rows(found, documents, packs, count)
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row.to_json()))
-        typer.echo(json.dumps(count_rows(found, packs)))
+        typer.echo(json.dumps(count_rows(found, documents, packs)))
         return
     console = data()
     if count:
@@ -57,7 +58,7 @@ def preview(
         say("", console)
         show_row(row, number, console)
     say("", console)
-    for line in count_lines(found, packs):
+    for line in count_lines(found, documents, packs):
         say(line, console)
 
 

@@ -109,7 +109,7 @@ def check_paths(loaded: LoadedConfig) -> None:
 
 def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
     """Why a path cannot be used for its key; None if it can, as far as looking at it tells."""
-    is_rows = given.key.startswith("data.train")
+    is_rows = given.key.startswith(("data.train", "data.eval"))
     looked_at, _ = split_entry(given.resolved) if is_rows else (given.resolved, None)
     try:
         is_folder = S_ISDIR(looked_at.stat().st_mode)

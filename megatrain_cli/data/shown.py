@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from megatrain_cli.data.batch import join
 from megatrain_cli.data.examples import cut_spans
+from megatrain_cli.data.held_out import Documents
 from megatrain_cli.data.load import LoadedData
 from megatrain_cli.data.pack import Packs
 from megatrain_cli.data.template import IGNORED
@@ -99,20 +100,22 @@ class ShownRow:
         return values | {"documents": documents}
 
 
-def show_rows(data: LoadedData, packs: Packs | None, count: int) -> Iterator[ShownRow]:
-    """The first rows in the order of the files, at most `count`."""
+def show_rows(
+    data: LoadedData, documents: Documents, packs: Packs | None, count: int
+) -> Iterator[ShownRow]:
+    """The first rows that are trained on, at most `count`, in the order of the files."""
     if packs is None:
-        for i in range(min(count, len(data.prepared.examples))):
-            yield ShownRow((_document(data, i, 0),))
+        for i in range(min(count, len(documents))):
+            yield ShownRow((_document(data, documents.id_of(i), 0),))
         return
     first = np.minimum.reduceat(packs.documents, packs.offsets[:-1])
     for row in np.argsort(first, kind="stable")[:count].tolist():
-        documents: list[ShownDocument] = []
+        parts: list[ShownDocument] = []
         start = 0
         for i in packs.row(row):
-            documents.append(_document(data, i, start))
-            start += documents[-1].num_tokens
-        yield ShownRow(tuple(documents), packs.capacity)
+            parts.append(_document(data, documents.id_of(i), start))
+            start += parts[-1].num_tokens
+        yield ShownRow(tuple(parts), packs.capacity)
 
 
 def _document(data: LoadedData, i: int, start: int) -> ShownDocument:
@@ -126,13 +129,14 @@ def _document(data: LoadedData, i: int, start: int) -> ShownDocument:
     return ShownDocument(source, line, start, input_ids, labels, spans)
 
 
-def count_rows(data: LoadedData, packs: Packs | None) -> dict[str, object]:
+def count_rows(data: LoadedData, documents: Documents, packs: Packs | None) -> dict[str, object]:
     """What became of all rows, by source and reason, and how long those that are trained on are."""
     summary = data.prepared.summary
     used = zip(data.sources, summary.used_by_source, strict=True)
-    lengths = data.prepared.examples.lengths if packs is None else packs.lengths
+    lengths = documents.lengths if packs is None else packs.lengths
     counts = summary.to_json() | {
         "num_rows": len(lengths),
+        "num_held_out": len(data.prepared.examples) - len(documents),
         "sources": [
             {"source": source.name, "format": summary.formats.get(source.name), "used": count}
             for source, count in used
@@ -154,16 +158,19 @@ def measure_lengths(lengths: NDArray[np.int64]) -> dict[str, float]:
     return {"min": low, "median": median, "mean": float(lengths.mean()), "p95": high, "max": top}
 
 
-def count_lines(data: LoadedData, packs: Packs | None) -> list[str]:
+def count_lines(data: LoadedData, documents: Documents, packs: Packs | None) -> list[str]:
     """The same for a person, a line a fact."""
     summary = data.prepared.summary
     lines = summary.lines()
     if len(data.sources) > 1:
         used = zip(data.sources, summary.used_by_source, strict=True)
         lines += [f"{source.name}: {count} rows used" for source, count in used]
+    held_out = len(data.prepared.examples) - len(documents)
+    if held_out:
+        lines.append(f"{held_out} of them are held out for evaluation")
     if packs is not None:
         lines.append(packs.line())
-    lengths = data.prepared.examples.lengths if packs is None else packs.lengths
+    lengths = documents.lengths if packs is None else packs.lengths
     m = measure_lengths(lengths)
     lines.append(
         f"tokens of a row: shortest {m['min']}, median {m['median']}, mean {m['mean']:.1f}, "

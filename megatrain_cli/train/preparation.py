@@ -87,6 +87,8 @@ def prepare_attempt(
     start = START if resumption is None else resumption.position
     rows = load_rows(config, plan.decisions, start, console.note, console.preparing)
     check_examples(rows.examples, skeleton, Path(config.model.path))
+    if rows.evaluation is not None:
+        check_examples(rows.evaluation.documents.examples, skeleton, Path(config.model.path))
     _show_rows(rows, console)
     data = data_facts(config, rows)
     source = Path(config.model.path)

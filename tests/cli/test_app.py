@@ -136,7 +136,7 @@ def test_each_error_leaves_with_its_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     said = "what is wrong. What to do"
-    error = kind("rows.jsonl:1", said) if kind is errors.RowError else kind(said)  # type: ignore[call-arg]
+    error = kind("rows.jsonl:1", said) if kind is errors.RowError else kind(said)
     raising(error, monkeypatch)
     with pytest.raises(SystemExit) as left:
         app_module.main()

@@ -13,9 +13,10 @@ from rich.console import Console
 from megatrain_cli.config.load import load_config
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.records import StepRecord
+from megatrain_cli.train.layout import StepRows
 from megatrain_cli.train.prefetch import Prefetch
 from megatrain_cli.train.resume import ResumeRequest
-from megatrain_cli.train.rows import StepRows, TrainingRows
+from megatrain_cli.train.rows import TrainingRows
 from megatrain_cli.train.session import resume, train
 from tests.train.workspace import make_workspace, one_thread
 
