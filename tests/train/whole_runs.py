@@ -106,8 +106,8 @@ class Runs:
         def note(prefetch: Prefetch, index: int) -> StepRows:
             # Not when rows are made: those of the next step are, whether it comes or not.
             rows = prefetch._rows
-            assert isinstance(rows, TrainingRows)
-            self.taken.append((index + 1, tuple(rows.ids_of_step(index))))
+            if isinstance(rows, TrainingRows):  # and not those of an evaluation
+                self.taken.append((index + 1, tuple(rows.ids_of_step(index))))
             return begin(prefetch, index)
 
         with pytest.MonkeyPatch.context() as patch, one_thread():
