@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from megatrain_cli.pipeline.lanes import InlineMark, Pending, Work
 from megatrain_cli.pipeline.ops import Event, Lane, Op
@@ -123,3 +125,11 @@ class HostFence:
 
     def wait(self) -> None:
         self._lanes.run_until(self._numbers)
+
+
+any_order = given(
+    seed=st.integers(0, 2**32),
+    favour=st.sampled_from([None, *Lane]),
+    later=st.sampled_from([None, Lazy]),
+)
+"""For a test that takes what decides an interleaving: of lanes, and of updates that go on."""

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
 from megatrain_cli.errors import MegatrainError
 from megatrain_cli.pipeline.ops import Lane, Op
 from tests.engine import Later, Outcome
-from tests.pipeline.adversary import AdversarialLanes, Lazy
+from tests.pipeline.adversary import AdversarialLanes, Lazy, any_order
 from tests.pipeline.modes import MODES, train
 
 
@@ -27,11 +26,7 @@ def adversarial(seed: int, favour: Lane | None, device: torch.device) -> Adversa
 
 @pytest.mark.parametrize("name", MODES)
 @settings(max_examples=20)
-@given(
-    seed=st.integers(0, 2**32),
-    favour=st.sampled_from([None, *Lane]),
-    later=st.sampled_from([None, Lazy]),
-)
+@any_order
 def test_every_order_the_waits_allow_computes_the_same_bits(
     name: str,
     configs: dict[str, Path],

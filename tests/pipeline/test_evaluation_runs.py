@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
 from megatrain_cli.errors import MegatrainError
 from megatrain_cli.pipeline import cuda_lanes
@@ -15,7 +14,7 @@ from megatrain_cli.pipeline.cuda_lanes import CudaLanes
 from megatrain_cli.pipeline.ops import Lane
 from tests.engine import Later, Outcome
 from tests.pipeline import fake_cuda
-from tests.pipeline.adversary import Lazy
+from tests.pipeline.adversary import Lazy, any_order
 from tests.pipeline.modes import MODES, inline, train
 from tests.pipeline.test_adversary import adversarial, forget
 
@@ -53,11 +52,7 @@ def test_threads_compute_what_lanes_without_concurrency_compute(
 
 @pytest.mark.parametrize("name", MODES)
 @settings(max_examples=3)
-@given(
-    seed=st.integers(0, 2**32),
-    favour=st.sampled_from([None, *Lane]),
-    later=st.sampled_from([None, Lazy]),
-)
+@any_order
 def test_every_order_the_waits_allow_computes_the_same_bits(
     name: str,
     configs: dict[str, Path],
