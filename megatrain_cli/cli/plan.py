@@ -1,6 +1,7 @@
 """`megatrain plan`: whether a run fits, and what it would cost, without running it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,13 +50,20 @@ def plan(
     from megatrain_cli.report.plan_view import say, show_plan
     from megatrain_cli.train.assemble import prepare, schedule_of
     from megatrain_cli.train.forecast import forecast
+    from megatrain_cli.train.pricing import lines_of, price, starving_slabs
 
     skeleton, run_plan = prepare(loaded, there)
     train, saves = loaded.config.train, loaded.config.checkpoint
     expected = forecast(run_plan, skeleton.spec, train.max_steps, saves.save_steps)
+    remedies = price(loaded.config, skeleton, run_plan)
+    starving = starving_slabs(skeleton, run_plan)
+    if starving:
+        run_plan = replace(run_plan, warnings=(*run_plan.warnings, starving))
     if as_json:
         values = {**run_plan.to_json(), "config": loaded.config.model_dump(mode="json")}
+        values["step_seconds"] = None  # where no rates are known
         values |= expected.to_json() if expected else {}
+        values["remedies"] = [remedy.to_json() for remedy in remedies]
         if schedule:
             values["schedule"] = schedule_text(schedule_of(run_plan)).splitlines()
         typer.echo(json.dumps(values, indent=2))
@@ -67,7 +75,7 @@ def plan(
             say(f"{key} = {value}", console)
         say("", console)
         show_plan(run_plan, console)
-        for line in expected.lines() if expected else ():
+        for line in (*(expected.lines() if expected else ()), *lines_of(remedies)):
             say(line, console)
         if schedule:
             typer.echo()
