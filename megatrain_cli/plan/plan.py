@@ -251,6 +251,7 @@ def _summary(
     how = ", compiled" * d.compiled + ", deterministic" * d.deterministic
     return (
         ("model", f"{spec.architecture}, {size}"),
+        *((("machine", machine.origin),) if machine.origin else ()),
         ("device", machine.device_name or "CPU"),
         ("compute", f"{d.dtype}, attention {d.attention}{how}"),
         ("masters", f"{d.tile_format.master}, updates {updates} on {d.threads} threads"),
