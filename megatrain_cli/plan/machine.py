@@ -12,7 +12,7 @@ class MachineSpec:
 
     Attributes:
         host_bytes: Host RAM that this process may still take.
-        host_source: Where that limit was read: `cgroup v2`, `MemAvailable`, ...
+        host_source: What sets that limit: `cgroup v2 /job, limit 2.00 GiB`, `MemAvailable`, ...
         num_cores: Cores that this process may use (affinity and quota).
         device: `cpu` or `cuda:N`.
         device_name: As the driver reports it; empty on the CPU.
