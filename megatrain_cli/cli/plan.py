@@ -123,11 +123,12 @@ def plan(
     loaded = read_request(config, overrides, model, tokens)
     there = None if machine is None else find_machine(machine).on(loaded.config.pipeline.device)
     from megatrain_cli.model.discover import PROVED
-    from megatrain_cli.pipeline.ops import schedule_text
+    from megatrain_cli.pipeline.ops import LETTERS, schedule_text
     from megatrain_cli.report.console import data, talk
     from megatrain_cli.report.plan_view import say, show_plan
+    from megatrain_cli.report.timeline import Bar, draw_timeline
     from megatrain_cli.train.assemble import prepare, schedule_of
-    from megatrain_cli.train.forecast import forecast
+    from megatrain_cli.train.forecast import forecast, timeline_of
     from megatrain_cli.train.pricing import lines_of, price, starving_slabs
 
     skeleton, run_plan = prepare(loaded, there, model)
@@ -162,5 +163,9 @@ def plan(
         if schedule:
             typer.echo()
             typer.echo(schedule_text(schedule_of(run_plan)))
+            timeline = timeline_of(run_plan, skeleton.spec)
+            if timeline is not None:
+                bars = [Bar(t.op.lane, t.op.kind, t.start, t.end) for t in timeline.ops]
+                typer.echo(f"\n{draw_timeline(bars, LETTERS)}")
     if run_plan.shortfalls:
         raise typer.Exit(1)
