@@ -68,7 +68,8 @@ def measure_peer(name: str, shape: Shape, batches: list[Batch], steps: int, out:
     """In the peer's own process: train, and append one line of figures a batch to `out`."""
     import torch
 
-    from scripts.peaks import forget_peaks, gpu_peak_bytes, host_peak_bytes, machine_bytes
+    from megatrain_cli.probe.peaks import gpu_peak_bytes
+    from scripts.peaks import forget_peaks, host_peak_bytes, machine_bytes
     from scripts.peers import PEERS
 
     before = machine_bytes()

@@ -19,6 +19,7 @@ from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.plan.plan import RunPlan, make_plan
+from megatrain_cli.probe.peaks import gpu_peak_bytes
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.records import StepRecord
 from megatrain_cli.store.master import MasterStore
@@ -27,7 +28,7 @@ from megatrain_cli.train.layout import StepRows
 from megatrain_cli.train.loop import Run
 from megatrain_cli.train.warm_up import warm_up
 from scripts.link_use import link_use
-from scripts.peaks import forget_peaks, gpu_peak_bytes, host_bytes, host_peak_bytes
+from scripts.peaks import forget_peaks, host_bytes, host_peak_bytes
 from scripts.shapes import Batch, Shape, make_documents, make_tokens, tflops, write_model
 
 WARM_UP_STEPS = 2

@@ -21,15 +21,6 @@ def forget_host_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak resident set, since 4.0
 
 
-def gpu_peak_bytes() -> int:
-    """What torch had reserved at most, and what the driver holds beside it; 0 without a GPU."""
-    if not torch.cuda.is_available():
-        return 0
-    free, total = torch.cuda.mem_get_info()
-    beside = total - free - torch.cuda.memory_reserved()
-    return torch.cuda.max_memory_reserved() + beside
-
-
 def host_peak_bytes() -> int:
     """The peak resident set."""
     return _status("VmHWM")

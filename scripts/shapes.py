@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain_cli.model.shapes import find_shape
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -38,19 +40,28 @@ class Shape:
         return self.layers * layer + self.embedding * (1 if self.tied else 2) + self.hidden
 
 
-SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape("tiny", 64, 2, 128, 4, 2, 512, tied=True),  # for a look on any CPU
-        Shape("0.5b", 896, 24, 4864, 14, 2, 151936, tied=True),  # Qwen2.5, up to 14b
-        Shape("1.5b", 1536, 28, 8960, 12, 2, 151936, tied=True),
-        Shape("3b", 2048, 36, 11008, 16, 2, 151936, tied=True),
-        Shape("7b", 3584, 28, 18944, 28, 4, 152064, tied=False),
-        Shape("14b", 5120, 48, 13824, 40, 8, 152064, tied=False),
-        Shape("8b", 4096, 32, 14336, 32, 8, 128256, tied=False, kind="llama"),  # Llama 3
-        Shape("70b", 8192, 80, 28672, 64, 8, 128256, tied=False, kind="llama"),
+def _published(name: str) -> Shape:
+    """A shape of the package's list, under its size alone."""
+    known = find_shape(name)
+    return Shape(
+        name.rpartition("-")[2],
+        known.hidden,
+        known.layers,
+        known.ffn,
+        known.heads,
+        known.kv,
+        known.vocab,
+        known.tied,
+        known.type,
     )
-}
+
+
+_TINY = Shape("tiny", 64, 2, 128, 4, 2, 512, tied=True)  # for a look on any CPU
+_PUBLISHED = (
+    *("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b", "qwen2.5-14b"),
+    *("llama-3-8b", "llama-3-70b"),
+)
+SHAPES = {shape.name: shape for shape in (_TINY, *map(_published, _PUBLISHED))}
 
 
 @dataclass(frozen=True)

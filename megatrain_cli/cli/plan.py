@@ -1,15 +1,18 @@
 """`megatrain plan`: whether a run fits, and what it would cost, without running it."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megatrain_cli.cli.options import AsJson, ConfigFile, Overrides, read_config
+from megatrain_cli.cli.options import AsJson, Overrides, parse_overrides, read_config
 
 if TYPE_CHECKING:
     from megatrain_cli.config.load import LoadedConfig
+    from megatrain_cli.plan.machine import MachineSpec
 
 
 def values_as_read(loaded: "LoadedConfig") -> list[tuple[str, str]]:
@@ -19,17 +22,95 @@ def values_as_read(loaded: "LoadedConfig") -> list[tuple[str, str]]:
     return [(key, json.dumps(sections[path[0]].get(path[1]))) for key, path in pairs]
 
 
+def read_request(
+    config: Path | None, words: list[str] | None, model: str | None, tokens: str | None
+) -> "LoadedConfig":
+    """The config of a file, or a config around a model's name, with `--tokens` laid over it."""
+    words = [*(words or ()), *_tokens_as_overrides(tokens)]
+    if model is None:
+        if config is None:
+            raise typer.BadParameter("wanted a config file, or --model NAME")
+        return read_config(config, words)
+    if config is not None:  # what comes first is taken for the config
+        words.insert(0, str(config))
+        if "=" not in words[0]:
+            raise typer.BadParameter(f"--model stands in place of the config {config}: give one")
+    from megatrain_cli.config.load import parse_config
+    from megatrain_cli.model.shapes import find_shape
+
+    shape = find_shape(model)
+    # Nothing is read or written: data and folder have to be named, and are not looked at.
+    text = (
+        f"model: {{path: '{shape.name}', attention: {shape.attention}}}\n"
+        "data: {train: rows.jsonl}\ntrain: {output_dir: run, num_epochs: 1}\n"
+    )
+    loaded = parse_config(text, Path(f"--model {model}"), parse_overrides(words), Path.cwd())
+    return replace(loaded, explicit=frozenset(word.partition("=")[0] for word in loaded.overrides))
+
+
+def find_machine(name: str) -> "MachineSpec":
+    """The machine of a file from `megatrain probe`, or of a profile."""
+    from megatrain_cli.plan.machine_file import load_machine_file
+    from megatrain_cli.plan.profiles import find_profile, known_profiles
+
+    if name in known_profiles() and not Path(name).exists():
+        return find_profile(name)
+    if not Path(name).exists() and Path(name).name == name and not name.endswith(".json"):
+        return find_profile(name)  # refuses it, and names those that there are
+    file = load_machine_file(Path(name))
+    assert file is not None  # a file that was named is read or refused
+    return replace(file.machine, origin=f"{name}, measured {file.date[:10]}")
+
+
+def _tokens_as_overrides(tokens: str | None) -> list[str]:
+    if tokens is None:
+        return []
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", tokens)
+    if found is None:
+        raise typer.BadParameter(f"--tokens wants ROWSxLENGTH such as 64x1024, got `{tokens}`")
+    # Single rows: as many pass together as fit, see `ways_to_join`.
+    return [
+        "train.micro_batch_size=1",
+        f"train.gradient_accumulation_steps={found[1]}",
+        f"data.max_length={found[2]}",
+    ]
+
+
 def plan(
-    config: ConfigFile,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG",
+            help="The run's YAML file; not with --model.",
+            show_default=False,
+        ),
+    ] = None,
     overrides: Overrides = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Plan for this published model, such as qwen2.5-32b, in place of a config.",
+            show_default=False,
+        ),
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROWSxLENGTH",
+            help="Rows of a step and their length, such as 64x1024; the plan divides the rows.",
+            show_default=False,
+        ),
+    ] = None,
     schedule: Annotated[
         bool, typer.Option("--schedule", help="Also print each operation of a step.")
     ] = False,
     machine: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="FILE",
-            help="Plan for the machine of this file from `megatrain probe`, not for this one.",
+            metavar="FILE|NAME",
+            help="Plan for the machine of this file from `megatrain probe`, or for a known one "
+            "such as h200-1.5tb, not for this one.",
             show_default=False,
         ),
     ] = None,
@@ -39,23 +120,33 @@ def plan(
 
     Lists who would own which bytes, and where. Exit code 1 if the run does not fit.
     """
-    loaded = read_config(config, overrides)
-    from megatrain_cli.plan.machine_file import load_machine_file
-
-    file = None if machine is None else load_machine_file(machine)
-    there = file.machine.on(loaded.config.pipeline.device) if file else None
-    from megatrain_cli.pipeline.ops import schedule_text
+    loaded = read_request(config, overrides, model, tokens)
+    there = None if machine is None else find_machine(machine).on(loaded.config.pipeline.device)
+    from megatrain_cli.model.discover import PROVED
+    from megatrain_cli.pipeline.ops import LETTERS, schedule_text
     from megatrain_cli.report.console import data, talk
     from megatrain_cli.report.plan_view import say, show_plan
+    from megatrain_cli.report.timeline import Bar, draw_timeline
     from megatrain_cli.train.assemble import prepare, schedule_of
-    from megatrain_cli.train.forecast import forecast
+    from megatrain_cli.train.forecast import forecast, timeline_of
+    from megatrain_cli.train.pricing import lines_of, price, starving_slabs
 
-    skeleton, run_plan = prepare(loaded, there)
+    skeleton, run_plan = prepare(loaded, there, model)
+    if model is not None and skeleton.spec.architecture not in PROVED:
+        typer.echo(
+            f"note: {skeleton.spec.architecture} is not proved: `train` refuses it", err=True
+        )
     train, saves = loaded.config.train, loaded.config.checkpoint
     expected = forecast(run_plan, skeleton.spec, train.max_steps, saves.save_steps)
+    remedies = price(loaded.config, skeleton, run_plan)
+    starving = starving_slabs(skeleton, run_plan)
+    if starving:
+        run_plan = replace(run_plan, warnings=(*run_plan.warnings, starving))
     if as_json:
         values = {**run_plan.to_json(), "config": loaded.config.model_dump(mode="json")}
+        values["step_seconds"] = None  # where no rates are known
         values |= expected.to_json() if expected else {}
+        values["remedies"] = [remedy.to_json() for remedy in remedies]
         if schedule:
             values["schedule"] = schedule_text(schedule_of(run_plan)).splitlines()
         typer.echo(json.dumps(values, indent=2))
@@ -67,10 +158,14 @@ def plan(
             say(f"{key} = {value}", console)
         say("", console)
         show_plan(run_plan, console)
-        for line in expected.lines() if expected else ():
+        for line in (*(expected.lines() if expected else ()), *lines_of(remedies)):
             say(line, console)
         if schedule:
             typer.echo()
             typer.echo(schedule_text(schedule_of(run_plan)))
+            timeline = timeline_of(run_plan, skeleton.spec)
+            if timeline is not None:
+                bars = [Bar(t.op.lane, t.op.kind, t.start, t.end) for t in timeline.ops]
+                typer.echo(f"\n{draw_timeline(bars, LETTERS)}")
     if run_plan.shortfalls:
         raise typer.Exit(1)

@@ -74,7 +74,8 @@ def measure_machine(
         version=VERSION,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         fingerprint=fingerprint(machine),
-        machine=replace(machine, rates=rates),
+        # Without the cgroup's path: it may name a user or a job.
+        machine=replace(machine, rates=rates, host_source=machine.host_source.partition(" /")[0]),
         facts=machine_facts(pci_address(machine)),
         notes=tuple(work.notes),
     )

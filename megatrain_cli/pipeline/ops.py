@@ -66,6 +66,23 @@ LANE_OF = {
 }
 
 
+# Of each kind, in a picture of a step.
+LETTERS: dict[str, str] = {
+    Kind.STREAM_IN: "i",
+    Kind.FETCH: "f",
+    Kind.FORWARD: "F",
+    Kind.LOSS: "L",
+    Kind.RECOMPUTE: "R",
+    Kind.BACKWARD: "B",
+    Kind.REPORT: "r",
+    Kind.STREAM_OUT: "o",
+    Kind.OFFLOAD: "x",
+    Kind.ACCUMULATE: "a",
+    Kind.CLIP: "c",
+    Kind.UPDATE: "U",
+}
+
+
 class Buffer(NamedTuple):
     """A piece of memory that ops share, such as `slot 1` or `input 3.1` (layer 3, micro-batch 1).
 

@@ -12,13 +12,14 @@ class MachineSpec:
 
     Attributes:
         host_bytes: Host RAM that this process may still take.
-        host_source: Where that limit was read: `cgroup v2`, `MemAvailable`, ...
+        host_source: What sets that limit: `cgroup v2 /job, limit 2.00 GiB`, `MemAvailable`, ...
         num_cores: Cores that this process may use (affinity and quota).
         device: `cpu` or `cuda:N`.
         device_name: As the driver reports it; empty on the CPU.
         device_bytes: Device memory free at this moment; 0 on the CPU.
         rates: As `megatrain probe` measured them; None where it has not, on this machine.
         rates_note: Where there are none, why, and what to do.
+        origin: Where the numbers come from, for another machine than the one at hand.
     """
 
     host_bytes: Count
@@ -29,6 +30,7 @@ class MachineSpec:
     device_bytes: Count = 0
     rates: MachineRates | None = None
     rates_note: str = "run `megatrain probe` to see seconds"
+    origin: str = ""
 
     @property
     def has_cuda(self) -> bool:

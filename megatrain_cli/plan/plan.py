@@ -14,6 +14,8 @@ from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.memory import DEVICE, PlanLine, Sizes, bill
 from megatrain_cli.plan.remedies import advise, device_ways, host_ways
 from megatrain_cli.plan.tiles import DTYPE_BYTES
+from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, has_room, verdict_line
+from megatrain_cli.plan.warnings import warnings_of
 from megatrain_cli.units import GIB, show_bytes, show_count
 
 # What `activations: auto` leaves free, of RAM and of the device, for whatever else may come.
@@ -34,6 +36,9 @@ class RunPlan:
         bounds: How short a step can be; None on a machine that was not measured.
         checkpoint_bytes: Of one checkpoint on disk.
         folder_bytes: Of all checkpoints that the run folder holds at once, as far as that is known.
+        warnings: What a user may want to change in a run that fits.
+        tight: Whether little would stay free even without all that `auto` may give up: activations
+            that are kept, the bounce pool, micro-batches that pass together.
     """
 
     decisions: Decisions
@@ -48,6 +53,28 @@ class RunPlan:
     bounds: StepBounds | None = None
     checkpoint_bytes: int = 0
     folder_bytes: int = 0
+    warnings: tuple[str, ...] = ()
+    tight: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """`FITS`, `TIGHT` or `DOES NOT FIT`."""
+        if self.shortfalls:
+            return DOES_NOT_FIT
+        return TIGHT if self.tight else FITS
+
+    @property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Bytes that are needed and bytes that may be taken, by place."""
+        found = {"host RAM": (self.host_bytes, self.machine.host_bytes)}
+        if self.machine.has_cuda:
+            found["GPU memory"] = (self.device_bytes, self.machine.device_bytes)
+        return found
+
+    @property
+    def verdict_line(self) -> str:
+        """The verdict, and what is missing or stays free in each place."""
+        return verdict_line(self.verdict, self.places)
 
     @property
     def host_bytes(self) -> int:
@@ -63,9 +90,11 @@ class RunPlan:
         """For machines: decisions, bill, verdict."""
         return {
             "fits": not self.shortfalls,
+            "verdict": self.verdict,
             "shortfalls": list(self.shortfalls),
             "host_peak_bytes": self.host_bytes,
             "gpu_peak_bytes": self.device_bytes,
+            "warnings": list(self.warnings),
             "decisions": asdict(self.decisions),
             "machine": asdict(self.machine),
             "checkpoint_bytes": self.checkpoint_bytes,
@@ -129,6 +158,23 @@ def make_plan(
         decisions = decide(asked, spec, layouts, machine, known, joined=least)
         return with_pool(asked, with_activations(asked, decisions))
 
+    def has_room_for(decisions: Decisions) -> bool:
+        lines = lines_of(decisions)
+        roomy = has_room(_total(lines, device=False), machine.host_bytes)
+        if machine.has_cuda:
+            roomy = roomy and has_room(_total(lines, device=True), machine.device_bytes)
+        return roomy
+
+    def is_tight() -> bool:
+        for joined in ways_to_join(config, spec, machine, known):
+            least = decide(config, spec, layouts, machine, known, joined=joined)
+            ways = [least]
+            if config.pipeline.activations == "auto":
+                ways = [replace(least, keep_layers=0, offload=o) for o in (False, True)]
+            if any(map(has_room_for, ways)):
+                return False
+        return True
+
     def host_bytes(asked: TrainConfig) -> int:
         return _total(lines_of(decide_all(asked)), device=False)
 
@@ -176,6 +222,8 @@ def make_plan(
         bounds,
         checkpoint,
         kept * checkpoint,
+        warnings_of(config, decisions, bounds),
+        is_tight(),
     )
 
 
@@ -203,6 +251,7 @@ def _summary(
     how = ", compiled" * d.compiled + ", deterministic" * d.deterministic
     return (
         ("model", f"{spec.architecture}, {size}"),
+        *((("machine", machine.origin),) if machine.origin else ()),
         ("device", machine.device_name or "CPU"),
         ("compute", f"{d.dtype}, attention {d.attention}{how}"),
         ("masters", f"{d.tile_format.master}, updates {updates} on {d.threads} threads"),

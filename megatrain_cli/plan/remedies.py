@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from megatrain_cli.config.schema import KeepLayers, TrainConfig
 from megatrain_cli.units import show_bytes
 
+_MASTER = "optimizer.master"
+# What of the keys below decides what is learnt.
+_LEARNT = frozenset({"model.dtype", _MASTER, "optimizer.max_grad_norm", "data.max_length"})
+
 
 @dataclass(frozen=True)
 class Way:
@@ -21,6 +25,17 @@ class Way:
             changed = getattr(config, section).model_copy(update={name: value})
             config = config.model_copy(update={section: changed})
         return config
+
+    def learns_the_same(self, config: TrainConfig) -> bool:
+        """Whether what is learnt stays as it was: then only memory and seconds change."""
+        changed = {key for key, value in self.changes.items() if _get(config, key) != value}
+        if config.optimizer.master == "fp32" and self.changes.get(_MASTER) == "fp32_split":
+            changed -= {_MASTER}  # the same bits, kept in two parts
+        return not changed & _LEARNT
+
+    def is_new(self, config: TrainConfig) -> bool:
+        """Whether anything is changed by it."""
+        return any(_get(config, key) != value for key, value in self.changes.items())
 
     def text(self, config: TrainConfig) -> str:
         """What a user has to set, without what is set already."""

@@ -6,16 +6,24 @@ process count too: the smallest of all ancestors, less what is used there.
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import psutil
 
+from megatrain_cli.units import show_bytes
+
 
 def host_memory(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> tuple[int, str]:
-    """Bytes this process may still take, and what sets that limit."""
+    """Bytes this process may still take, and what sets that limit: a cgroup by its path.
+
+    Such as `cgroup v2 /job, limit 2.00 GiB`. In a container its own group is `/`.
+    """
     limits = [(psutil.virtual_memory().available, "MemAvailable")]
     for folder, limit, used, version in _limits(root, proc):
-        limits.append((max(limit - used + _reclaimable(folder), 0), version))
+        base = root if version == "cgroup v2" else root / "memory"
+        path = PurePosixPath("/", folder.relative_to(base))
+        source = f"{version} {path}, limit {show_bytes(limit)}"
+        limits.append((max(limit - used + _reclaimable(folder), 0), source))
     return min(limits)
 
 

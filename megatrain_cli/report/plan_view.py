@@ -46,13 +46,21 @@ class PlanView(Protocol):
     def summary(self) -> Sequence[tuple[str, str]]:
         """Other decisions, as label and text."""
 
+    @property
+    def verdict_line(self) -> str:
+        """Whether it fits, and what stays free or is missing."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What a user may want to change all the same."""
+
 
 # Nothing is cut where the output is a file: wider than any row, so that each stays on one line.
 _WIDTH_IN_A_FILE = 400
 
 
 def show_plan(plan: PlanView, console: Console) -> None:
-    """Print the summary, one row an owner, the total of each place, and what does not fit."""
+    """Print the summary, one row an owner, the totals, the verdict, and what does not fit."""
     summary = Table.grid(padding=(0, 2))
     for label, text in plan.summary:
         summary.add_row(Text(label, style="bold"), Text(text))
@@ -72,6 +80,9 @@ def show_plan(plan: PlanView, console: Console) -> None:
         bill.add_row(Text("total", style="bold"), Text(place, style="bold"), total, Text())
     console.print()
     print_table(bill, console)
+    say(plan.verdict_line, console, style="bold")
+    for warning in plan.warnings:
+        say(f"warning: {warning}", console)
     for shortfall in plan.shortfalls:
         say(f"does not fit: {shortfall}", console, style="bold red")
 

@@ -14,6 +14,7 @@ from megatrain_cli.errors import DeviceError, ModelError, PlanError
 from megatrain_cli.model.discover import discover
 from megatrain_cli.model.functions import Functions
 from megatrain_cli.model.initial import RandomLayers
+from megatrain_cli.model.known import known_skeleton
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head, LayerTemplate, Prologue
 from megatrain_cli.optim.crew import optimizer_cores
@@ -77,10 +78,18 @@ def plan_run(loaded: LoadedConfig, machine: MachineSpec | None = None) -> RunPla
     return prepare(loaded, machine)[1]
 
 
-def prepare(loaded: LoadedConfig, machine: MachineSpec | None = None) -> tuple[Skeleton, RunPlan]:
-    """The model without weights, and the plan for it; without `machine` on the one at hand."""
+def prepare(
+    loaded: LoadedConfig, machine: MachineSpec | None = None, name: str | None = None
+) -> tuple[Skeleton, RunPlan]:
+    """The model without weights, and the plan for it.
+
+    Args:
+        loaded: What is asked.
+        machine: To plan for; without it the one at hand.
+        name: Of a published model, in place of the folder `model.path`.
+    """
     config = loaded.config
-    skeleton = _discover(config)
+    skeleton = _discover(config) if name is None else _known(config, name)
     machine = machine or with_rates(probe_machine(config.pipeline.device))
     _check_compile(config, skeleton, machine)
     return skeleton, make_plan(config, skeleton.spec, skeleton.layouts, machine)
@@ -252,6 +261,11 @@ def _discover(config: TrainConfig) -> Skeleton:
     dtype = DTYPES[config.model.dtype]
     attention = attention_of(config)
     return discover(Path(config.model.path), dtype=dtype, attention=attention)
+
+
+def _known(config: TrainConfig, name: str) -> Skeleton:
+    dtype = DTYPES[config.model.dtype]
+    return known_skeleton(name, dtype=dtype, attention=attention_of(config))
 
 
 def _check_compile(config: TrainConfig, skeleton: Skeleton, machine: MachineSpec) -> None:

@@ -29,6 +29,7 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.journal import Journal
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import Engine, assemble, first_uses, update_order
+from megatrain_cli.train.compare import measured_beside_planned
 from megatrain_cli.train.evaluating import evaluations_of
 from megatrain_cli.train.facts import run_facts
 from megatrain_cli.train.folder import RunFolder
@@ -92,6 +93,7 @@ class Attempt:
         # Set once the folder is this attempt's and all is loaded: only then is there anything to
         # lose. A signal handler reads it, so no lock guards it.
         self._rescue: Rescue | None = None
+        self._seconds: list[float] = []  # of each step
 
     def run(self) -> None:
         """Make all steps, and save.
@@ -141,6 +143,7 @@ class Attempt:
             rescue = rescue or self._begin(run)
             self._journal.write(record)
             done = record.step
+            self._seconds.append(record.seconds)
             if done % config.logging.log_steps == 0 or done == total:
                 self._console.step(record, total)
             if self._evaluations.is_due(done):
@@ -250,6 +253,9 @@ class Attempt:
                 stop.number,
             )
         saving.finish(done if left is None else max(self._engine.store.clock.steps), left)
+        plan, spec = self._engine.plan, self._made.skeleton.spec
+        for line in measured_beside_planned(plan, spec, self._seconds):
+            self._console.note(line)
         if left is not None or done < total:
             where = self._folder.path
             how = "in the middle of its update" if left is not None else f"of {total}"

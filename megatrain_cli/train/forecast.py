@@ -75,10 +75,10 @@ def forecast(
         max_steps: Of the run; None where epochs are counted.
         save_steps: Steps between checkpoints; None for one at the end.
     """
-    d, rates = plan.decisions, plan.machine.rates
-    if rates is None or plan.bounds is None or plan.bounds.compute is None or rates.link is None:
+    timeline, rates = timeline_of(plan, spec), plan.machine.rates
+    if timeline is None or rates is None or plan.bounds is None:
         return None
-    timeline = play(schedule_of(plan), _Durations(plan, spec, rates))
+    d = plan.decisions
     step = timeline.step_seconds
     loss = timeline.seconds_until_loss()
     save = stall = run = None
@@ -99,6 +99,14 @@ def forecast(
         stall_seconds=stall,
         run_seconds=run,
     )
+
+
+def timeline_of(plan: RunPlan, spec: ModelSpec) -> Timeline | None:
+    """The ops of a step with their seconds; None where compute or link was not measured."""
+    rates = plan.machine.rates
+    if rates is None or plan.bounds is None or plan.bounds.compute is None or rates.link is None:
+        return None
+    return play(schedule_of(plan), _Durations(plan, spec, rates))
 
 
 def _end_of_backward(timeline: Timeline) -> float:

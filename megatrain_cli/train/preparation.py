@@ -83,13 +83,13 @@ def prepare_attempt(
     """
     config, fs = loaded.config, FileSystem()
     skeleton, plan = prepare(loaded)
-    _refuse_what_does_not_fit(plan)  # before any data is read
+    refuse_what_does_not_fit(plan)  # before any data is read
     start = START if resumption is None else resumption.position
     rows = load_rows(config, plan.decisions, start, console.note, console.preparing)
     check_examples(rows.examples, skeleton, Path(config.model.path))
     if rows.evaluation is not None:
         check_examples(rows.evaluation.documents.examples, skeleton, Path(config.model.path))
-    _show_rows(rows, console)
+    show_rows(rows, console)
     data = data_facts(config, rows)
     source = Path(config.model.path)
     model = model_facts(skeleton, (source / "config.json").read_bytes())
@@ -98,7 +98,7 @@ def prepare_attempt(
         lineage = _check_resumption(resumption, data, model, plan)
     with device_errors(config.train.micro_batch_size):
         plan, functions = warm_up(config, skeleton, plan, rows.longest, console)
-    _refuse_what_does_not_fit(plan)  # measured, it may need more than it seemed
+    refuse_what_does_not_fit(plan)  # measured, it may need more than it seemed
     rows = rows.planned(plan.decisions)
     console.plan(plan)
     _note_padding(plan, rows, console)
@@ -159,12 +159,18 @@ def _check_resumption(
     return (*resumption.lineage, *changed)
 
 
-def _refuse_what_does_not_fit(plan: RunPlan) -> None:
+def refuse_what_does_not_fit(plan: RunPlan) -> None:
+    """End a run whose bill exceeds host RAM or GPU memory.
+
+    Raises:
+        PlanError: It does; with what would help.
+    """
     if plan.shortfalls:
         raise PlanError("\n".join(plan.shortfalls))
 
 
-def _show_rows(rows: TrainingRows, console: RunConsole) -> None:
+def show_rows(rows: TrainingRows, console: RunConsole) -> None:
+    """Say what became of the rows, and show one as it is learnt."""
     for line in rows.lines():
         console.note(line)
     console.first_row(rows.example)

@@ -73,7 +73,8 @@ def test_version_is_one_line_on_stdout() -> None:
     ("words", "message"),
     [
         (["plna"], "Did you mean 'plan'?"),
-        (["plan"], "Missing argument"),
+        (["plan"], "wanted a config file, or --model NAME"),
+        (["train"], "Missing argument"),
         (["plan", "config.yaml", "nonsense"], "wanted key=value, got `nonsense`"),
         (["plan", "config.yaml", "--jsn"], "there is no option `--jsn`, and no value follows it"),
         (["plan", "--train.seed", "3", "config.yaml"], "the config file comes first"),

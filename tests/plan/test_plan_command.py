@@ -54,6 +54,7 @@ def test_a_run_that_fits_is_shown_as_a_table_with_totals(run: Runner) -> None:
     for text in ("LlamaForCausalLM", "staging buffers", "first moments", "program and libraries"):
         assert text in out
     assert "total" in out
+    assert "\nFITS: " in out
     assert "does not fit" not in out
 
 
@@ -72,6 +73,9 @@ def test_json_is_all_of_stdout_and_adds_up(run: Runner) -> None:
     assert (code, err) == (0, "")
     read = json.loads(out)
     assert read["fits"] is True
+    assert read["verdict"] == "FITS"
+    assert read["step_seconds"] is None
+    assert read["remedies"] == []
     assert read["machine"] == vars(MACHINE)
     assert read["config"]["data"]["max_length"] == 64
     assert read["host_peak_bytes"] == sum(line["num_bytes"] for line in read["lines"])
@@ -92,11 +96,16 @@ def test_a_model_of_hundreds_of_billions_is_planned_without_being_allocated(run:
     assert code == 1
     assert "does not fit: This run needs 5" in out
     assert "may be taken (cgroup v2)" in out
+    assert "\nDOES NOT FIT: 5" in out
+    assert "\nremedy: `optimizer.master: bf16_stochastic` frees " in out
     machine = replace(GPU, host_bytes=8 << 40, device_bytes=8 << 30)
     code, out, err = run(*bf16, "--json", machine=machine)
     assert code == 1
     read = json.loads(out)
     assert read["fits"] is False
+    assert read["verdict"] == "DOES NOT FIT"
+    assert all(remedy["gpu_bytes_freed"] > 0 for remedy in read["remedies"])
+    assert {"data.max_length": 32} in [remedy["changes"] for remedy in read["remedies"]]
     assert read["host_peak_bytes"] > 14 * 400e9
     (shortfall,) = read["shortfalls"]
     assert "on NVIDIA H200" in shortfall

@@ -60,7 +60,7 @@ def test_without_cgroups_the_host_decides(system: System) -> None:
 def test_v2_limit_less_what_is_used(system: System) -> None:
     system.process_in("0::/job")
     system.put("job", memory__max=4 * GIB, memory__current=1 * GIB)
-    assert system.memory() == (3 * GIB, "cgroup v2")
+    assert system.memory() == (3 * GIB, "cgroup v2 /job, limit 4.00 GiB")
 
 
 @pytest.mark.parametrize("tightest", ["a", "a/b", "a/b/c"])
@@ -69,20 +69,20 @@ def test_v2_the_tightest_of_all_ancestors_counts(system: System, tightest: str) 
     for group in ("a", "a/b", "a/b/c"):
         limit = 2 if group == tightest else 8
         system.put(group, memory__max=limit * GIB, memory__current=GIB)
-    assert system.memory() == (GIB, "cgroup v2")
+    assert system.memory() == (GIB, f"cgroup v2 /{tightest}, limit 2.00 GiB")
 
 
 def test_v2_an_ancestor_that_others_have_filled_counts_with_what_is_left(system: System) -> None:
     system.process_in("0::/a/b")
     system.put("a", memory__max=8 * GIB, memory__current=7 * GIB)
     system.put("a/b", memory__max=4 * GIB, memory__current=GIB)
-    assert system.memory() == (GIB, "cgroup v2")
+    assert system.memory() == (GIB, "cgroup v2 /a, limit 8.00 GiB")
 
 
 def test_v2_a_container_sees_its_limit_at_the_root(system: System) -> None:
     system.process_in("0::/")
     system.put("", memory__max=2 * GIB, memory__current=0, cpu__max="150000 100000")
-    assert system.memory() == (2 * GIB, "cgroup v2")
+    assert system.memory() == (2 * GIB, "cgroup v2 /, limit 2.00 GiB")
     assert system.cores() == 2
 
 
@@ -102,14 +102,14 @@ def test_a_limit_above_what_the_host_has_left_does_not_count(system: System) -> 
 def test_a_group_over_its_limit_leaves_nothing_rather_than_less(system: System) -> None:
     system.process_in("0::/job")
     system.put("job", memory__max=GIB, memory__current=2 * GIB)
-    assert system.memory() == (0, "cgroup v2")
+    assert system.memory() == (0, "cgroup v2 /job, limit 1.00 GiB")
 
 
 def test_file_cache_is_given_back_and_does_not_count_as_used(system: System) -> None:
     system.process_in("0::/job")
     stat = f"anon {GIB}\ninactive_file {2 * GIB}\nactive_file 5"
     system.put("job", memory__max=4 * GIB, memory__current=3 * GIB, memory__stat=stat)
-    assert system.memory() == (3 * GIB, "cgroup v2")
+    assert system.memory() == (3 * GIB, "cgroup v2 /job, limit 4.00 GiB")
 
 
 def test_v1_limit_of_the_memory_controller(system: System) -> None:
@@ -122,7 +122,7 @@ def test_v1_limit_of_the_memory_controller(system: System) -> None:
     )
     system.put("memory", memory__limit_in_bytes=NO_LIMIT_V1, memory__usage_in_bytes=GIB)
     available, source = system.memory()
-    assert source == "cgroup v1"
+    assert source == "cgroup v1 /docker/id, limit 3.00 GiB"
     assert available == 2 * GIB + GIB // 2
 
 
@@ -130,7 +130,7 @@ def test_v1_in_a_container_the_own_group_is_mounted_at_the_root(system: System) 
     """The path is the host's, and only its root is there to be seen."""
     system.process_in("9:memory:/docker/id")
     system.put("memory", memory__limit_in_bytes=3 * GIB, memory__usage_in_bytes=GIB)
-    assert system.memory() == (2 * GIB, "cgroup v1")
+    assert system.memory() == (2 * GIB, "cgroup v1 /, limit 3.00 GiB")
 
 
 def test_v1_no_limit_is_a_number_near_2_63(system: System) -> None:

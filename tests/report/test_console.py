@@ -27,6 +27,8 @@ class Bill:
     lines: tuple[Line, ...]
     shortfalls: tuple[str, ...] = ()
     summary: tuple[tuple[str, str], ...] = ()
+    verdict_line: str = "DOES NOT FIT: 3 GiB of host RAM are missing"
+    warnings: tuple[str, ...] = ("slabs [starve]",)
 
 
 BILL = Bill(

@@ -275,11 +275,14 @@ def test_a_failing_update_stops_the_run_with_its_layer(
 def test_a_run_that_does_not_fit_allocates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = MachineSpec(1 << 20, "cgroup v2", 2, "cpu")
+    group = "cgroup v2 /job, limit 2.00 GiB"
+    machine = MachineSpec(1 << 20, group, 2, "cpu")
     monkeypatch.setattr(assemble_module, "probe_machine", lambda device: machine)
     monkeypatch.setattr(assemble_module, "MasterStore", never)
     config = make_workspace(tmp_path)
-    with pytest.raises(PlanError, match=r"needs .* of host RAM and 1\.00 MiB may be taken \(cgr"):
+    with pytest.raises(
+        PlanError, match=rf"needs .* of host RAM and 1\.00 MiB may be taken \({group}"
+    ):
         train_here(config)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

@@ -1,0 +1,102 @@
+"""Published models by name: what their config.json says of sizes, without a hub."""
+
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from megatrain_cli.errors import ModelError
+
+_FILE = Path(__file__).with_name("shapes.yaml")
+
+# Experts are not in this version: each token reads other weights.
+MIXTURES = frozenset(
+    {
+        *("mixtral-8x7b", "mixtral-8x22b", "qwen2-57b-a14b", "qwen3-30b-a3b", "qwen3-235b-a22b"),
+        *("gpt-oss-20b", "gpt-oss-120b", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3"),
+        *("deepseek-r1", "glm-4.5", "glm-4.5-air", "llama-4-scout", "llama-4-maverick"),
+        *("phi-3.5-moe", "olmoe-1b-7b", "kimi-k2"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one model.
+
+    Attributes:
+        type: `model_type` of its config.json.
+        heads: Of queries.
+        kv: Heads of keys and values.
+        tied: Whether the head shares the embedding's weights.
+        attention: `auto`, or the only kernel that the family has.
+        biased: Whether attention has biases; None leaves that to the family.
+        parameters: As published; tied ones once.
+    """
+
+    name: str
+    type: str
+    hidden: int
+    layers: int
+    ffn: int
+    heads: int
+    kv: int
+    vocab: int
+    positions: int
+    parameters: int
+    head_dim: int | None = None
+    tied: bool = False
+    biased: bool | None = None
+    attention: str = "auto"
+
+    def config_values(self) -> dict[str, object]:
+        """Under the names of config.json."""
+        values: dict[str, object] = {
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "intermediate_size": self.ffn,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": self.positions,
+            "tie_word_embeddings": self.tied,
+        }
+        if self.head_dim is not None:
+            values["head_dim"] = self.head_dim
+        if self.biased is not None:
+            values["attention_bias"] = self.biased
+        return values
+
+
+@cache
+def known_shapes() -> dict[str, Shape]:
+    """All of them, by name."""
+    read = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    return {
+        name: Shape(name=name, **({"kv": values["heads"]} | values))
+        for name, values in read.items()
+    }
+
+
+def find_shape(name: str) -> Shape:
+    """The shape of a name, in any case.
+
+    Raises:
+        ModelError: No such name, or a mixture of experts.
+    """
+    wanted, shapes = name.lower(), known_shapes()
+    if wanted in shapes:
+        return shapes[wanted]
+    if wanted in MIXTURES:
+        raise ModelError(
+            f"{name} is a mixture of experts, and those are not in this version. Dense models can "
+            "be planned."
+        )
+    close = difflib.get_close_matches(wanted, [*shapes, *MIXTURES], n=3)
+    hint = f"Did you mean {', '.join(close)}? " if close else ""
+    raise ModelError(
+        f"There is no model `{name}` in the list. {hint}Known are {', '.join(shapes)}. Any other "
+        "is planned from a config whose `model.path` has its config.json."
+    )

@@ -1,0 +1,71 @@
+"""What a plan warns of: a run that fits, and learns less or runs slower than it might."""
+
+import math
+
+from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.plan.cost import StepBounds
+from megatrain_cli.plan.decide import Decisions
+
+# Of the weights of a decoder, as most are initialised; trained ones are of the same size.
+WEIGHT_DEVIATION = 0.02
+_NOTED_SHARE = 0.01
+
+
+def warnings_of(
+    config: TrainConfig, decisions: Decisions, bounds: StepBounds | None
+) -> tuple[str, ...]:
+    """One line for each thing that a user may want to change."""
+    found = (
+        _lost_updates(config),
+        _link_bound(bounds),
+        _lone_slab(decisions),
+    )
+    return tuple(line for line in found if line is not None)
+
+
+def vanishing_share(learning_rate: float) -> float:
+    """The share of BF16 weights that an update of the size of the learning rate leaves as they are.
+
+    BF16 has 8 bits, so from 2^e on neighbours are 2^(e - 7) apart, and an update of less than half
+    of that is rounded away. Adam's updates are of about the size of the learning rate.
+
+    Args:
+        learning_rate: Above 0.
+    """
+    # The smallest power of two above which half of the distance exceeds the update.
+    smallest = 2.0 ** (math.floor(math.log2(learning_rate)) + 9)
+    return math.erfc(smallest / (WEIGHT_DEVIATION * math.sqrt(2)))
+
+
+def _lost_updates(config: TrainConfig) -> str | None:
+    rate = config.optimizer.learning_rate
+    if config.optimizer.master != "bf16" or rate <= 0:
+        return None
+    share = vanishing_share(rate)
+    if share < _NOTED_SHARE:
+        return None
+    return (
+        f"`optimizer.master: bf16` rounds an update of {rate:g} away in about {share:.0%} of the "
+        f"weights (of a standard deviation of {WEIGHT_DEVIATION}); `bf16_stochastic` keeps it on "
+        "average, `fp32_split` exactly"
+    )
+
+
+def _link_bound(bounds: StepBounds | None) -> str | None:
+    if bounds is None or bounds.binds != "link" or not bounds.compute or bounds.link is None:
+        return None
+    needed = math.ceil(bounds.tokens * bounds.link / bounds.compute)
+    return (
+        f"weights and gradients take {bounds.link:.3g} s over the link and compute takes "
+        f"{bounds.compute:.3g} s: about {needed} tokens a step would hide them, and this step has "
+        f"{bounds.tokens}"
+    )
+
+
+def _lone_slab(decisions: Decisions) -> str | None:
+    if decisions.num_slabs != 1:
+        return None
+    return (
+        "`pipeline.grad_slabs: 1` lets no gradient leave the device while another is being added; "
+        "set 2 or more"
+    )

@@ -1,0 +1,42 @@
+"""All that a run settles before it takes memory: config, rows, plan. Nothing of it stays."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from megatrain_cli.config.load import LoadedConfig
+from megatrain_cli.plan.plan import make_plan
+from megatrain_cli.report.console import RunConsole
+from megatrain_cli.train.assemble import check_examples, prepare
+from megatrain_cli.train.forecast import forecast
+from megatrain_cli.train.preparation import refuse_what_does_not_fit, show_rows
+from megatrain_cli.train.rows import load_rows
+
+
+def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
+    """Read the data as a run would, and plan with its rows; no weights, no run folder.
+
+    Args:
+        loaded: What was asked.
+        console: Hears what a person should know.
+
+    Raises:
+        PlanError: It does not fit.
+        MegatrainError: Rows, tokenizer or model are not as they should be.
+    """
+    config = loaded.config
+    skeleton, plan = prepare(loaded)
+    refuse_what_does_not_fit(plan)  # before any data is read
+    rows = load_rows(config, plan.decisions, say=console.note, progress=console.preparing)
+    check_examples(rows.examples, skeleton, Path(config.model.path))
+    show_rows(rows, console)
+    known = replace(plan.known, length=rows.longest)
+    plan = make_plan(config, skeleton.spec, skeleton.layouts, plan.machine, known)
+    console.plan(plan)
+    expected = forecast(plan, skeleton.spec, rows.total_steps, config.checkpoint.save_steps)
+    for line in expected.lines() if expected else ():
+        console.note(line)
+    refuse_what_does_not_fit(plan)
+    console.note(
+        f"dry run: {rows.total_steps} steps of {rows.rows_per_step} rows would be made; no weights "
+        "were read and no run folder was written"
+    )

@@ -1,0 +1,109 @@
+"""`plan --model NAME --machine NAME`: no folder, no hub, no GPU is needed to ask."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatrain_cli.cli.app import main
+from megatrain_cli.plan.machine_file import Fingerprint, save_machine_file
+from megatrain_cli.plan.profiles import known_profiles
+from tests.plan.small import GPU, measured_file
+
+
+class Plan:
+    """Runs `megatrain plan` in this process."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._patch, self._capsys = patch, capsys
+
+    def __call__(self, *args: str) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        self._patch.setattr(sys, "argv", ["megatrain", "plan", *args])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = self._capsys.readouterr()
+        code = left.value.code
+        return (code if isinstance(code, int) else 0), out, err
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
+    return Plan(monkeypatch, capsys)
+
+
+def test_a_known_model_on_a_known_machine_needs_nothing_else(plan: Plan) -> None:
+    on = ("--model", "Qwen2.5-3B", "--tokens", "64x1024", "--machine", "h200-128gb")
+    code, out, err = plan(*on, "--json")
+    assert (code, err) == (0, "")
+    read = json.loads(out)
+    assert read["verdict"] == "FITS"
+    decisions = read["decisions"]
+    assert decisions["num_micro_batches"] * decisions["micro_batch_size"] == 64
+    assert decisions["joined"] > 1  # rows pass together as far as they fit
+    assert decisions["max_length"] == 1024
+    assert read["step_seconds"] == pytest.approx(2.466, rel=0.15)  # as measured there
+    code, out, err = plan(*on, "optimizer.master=bf16")
+    assert code == 0
+    assert "profile h200-128gb: measured: RAM" in out
+    assert 'optimizer.master = "bf16"\n' in out
+    assert "warning: `optimizer.master: bf16` rounds" in out
+    assert "model.path" not in out  # nobody set it
+
+
+def test_what_does_not_fit_gets_priced_remedies_by_cost(plan: Plan) -> None:
+    on = ("--model", "qwen2.5-7b", "--tokens", "8x1024", "--machine", "rtx3090-64gb")
+    code, out, _ = plan(*on, "--json")
+    assert code == 1
+    read = json.loads(out)
+    assert (read["fits"], read["verdict"]) == (False, "DOES NOT FIT")
+    remedies = read["remedies"]
+    assert remedies
+    cost = [(not one["learns_the_same"], one["more_step_seconds"]) for one in remedies]
+    assert cost == sorted(cost)
+
+
+def test_a_model_that_is_not_proved_is_planned_with_a_note(plan: Plan) -> None:
+    code, _, err = plan("--model", "gemma-2-2b", "--machine", "h200-128gb", "--json")
+    assert code == 0
+    assert err == "note: Gemma2ForCausalLM is not proved: `train` refuses it\n"
+
+
+def test_a_machine_file_says_when_it_was_measured(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "there.json"
+    save_machine_file(measured_file(GPU, Fingerprint("cpu", 8, 64, "NVIDIA H200", "580")), path)
+    code, out, _ = plan("--model", "smollm2-135m", "--machine", str(path))
+    assert code == 0
+    assert f"{path}, measured 2026-11-29" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "text"),
+    [
+        ((), 2, "wanted a config file, or --model NAME"),
+        (("config.yaml", "--model", "phi-4"), 2, "give one"),
+        (("--model", "phi-4", "--tokens", "1024"), 2, "--tokens wants ROWSxLENGTH"),
+        (("--model", "mixtral-8x7b"), 1, "mixture of experts"),
+        (("--model", "phi-44"), 1, "Did you mean phi-4"),
+        (("--model", "phi-4", "--machine", "abacus"), 1, "Known are"),
+        (("--model", "phi-4", "--machine", "no/such.json"), 1, "no/such.json"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_by_name(
+    plan: Plan, args: tuple[str, ...], code: int, text: str
+) -> None:
+    left, out, err = plan(*args)
+    assert (left, out) == (code, "")
+    assert text in err
+
+
+def test_a_file_with_the_name_of_a_profile_comes_first(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = next(iter(known_profiles()))
+    (tmp_path / name).write_text("{")
+    code, _, err = plan("--model", "smollm2-135m", "--machine", name)
+    assert code == 3
+    assert f"{name} is not JSON" in err

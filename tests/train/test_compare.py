@@ -1,0 +1,95 @@
+"""A run ends with what it took beside what was planned, and says where the plan was wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from megatrain_cli.probe.peaks import host_peak_bytes
+from megatrain_cli.train import compare
+from megatrain_cli.train.compare import Compared, lines_of, measured_beside_planned
+from tests.plan.small import CPU, GPU, make_spec, plan_for
+from tests.train.here import train_here
+from tests.train.test_forecast import of, planned, skeleton_of
+from tests.train.workspace import make_workspace
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(1.0, None), (1.04, None), (0.96, None), (1.06, "6% more"), (0.9, "10% less")],
+)
+def test_a_second_line_names_bytes_that_are_five_percent_off(
+    share: float, said: str | None
+) -> None:
+    first, *rest = lines_of([Compared("host RAM", 10 * GIB, share * 10 * GIB, 0.05)])
+    assert first.startswith("host RAM 10.0 GiB planned, ")
+    expected = [] if said is None else [f"not as planned: host RAM was {said} than the plan said"]
+    assert rest == expected
+
+
+def test_figures_share_a_line_and_those_that_are_wrong_another() -> None:
+    figures = [
+        Compared("host RAM", 2 * GIB, 2 * GIB, 0.05),
+        Compared("GPU memory", 2 * GIB, 3 * GIB, 0.05),
+        Compared("a step", 1.0, 1.2, 0.15, is_bytes=False),
+    ]
+    assert lines_of(figures) == [
+        (
+            "host RAM 2.00 GiB planned, 2.00 GiB measured; GPU memory 2.00 GiB planned, 3.00 GiB "
+            "measured; a step 1 s planned, 1.2 s measured"
+        ),
+        "not as planned: GPU memory was 50% more, a step was 20% more than the plan said",
+    ]
+    assert lines_of([]) == []
+
+
+def test_what_was_not_planned_is_never_wrong() -> None:
+    (line,) = lines_of([Compared("a step", None, 1.2, 0.15, is_bytes=False)])
+    assert line == "a step not planned, 1.2 s measured"
+
+
+def test_the_first_step_counts_only_where_it_is_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = planned("3b", 8, 1024, 5e9, {})
+    spec = skeleton_of("3b").spec
+    seconds = of("3b", plan).step_seconds
+    monkeypatch.setattr(compare, "host_peak_bytes", lambda: plan.host_bytes)
+    monkeypatch.setattr(compare, "gpu_peak_bytes", lambda: plan.device_bytes)
+    (line,) = measured_beside_planned(plan, spec, [90.0, seconds, seconds, 50.0])
+    assert f"a step {seconds:.3g} s planned, {seconds:.3g} s measured" in line
+    assert "GPU memory" in line
+    assert len(measured_beside_planned(plan, spec, [90.0])) == 2
+    (line,) = measured_beside_planned(plan, spec, [])
+    assert "a step" not in line
+
+
+@pytest.mark.parametrize("peak", [None, 10 * GIB])
+def test_without_a_resident_set_nothing_is_said_of_it(
+    peak: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "host_peak_bytes", lambda: peak)
+    spec = make_spec()
+    lines = measured_beside_planned(plan_for(spec, CPU), spec, [])
+    assert bool(lines) is (peak is not None)
+    monkeypatch.setattr(compare, "gpu_peak_bytes", lambda: GIB)
+    assert "GPU memory" in measured_beside_planned(plan_for(spec, GPU), spec, [])[0]
+
+
+def test_the_peak_is_the_kernels(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tx\nVmHWM:\t    2048 kB\nVmRSS:\t 1024 kB\n")
+    assert host_peak_bytes(status) == 2 << 20
+    status.write_text("Name:\tx\n")
+    assert host_peak_bytes(status) is None
+    assert host_peak_bytes(tmp_path / "none") is None
+
+
+def test_a_run_ends_with_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train_here(make_workspace(tmp_path))
+    lines = capsys.readouterr().err.splitlines()
+    (found,) = (n for n, line in enumerate(lines) if line.startswith("host RAM "))
+    assert "planned" in lines[found]
+    assert "a step not planned, " in lines[found]
+    assert all(line.startswith("not as planned") for line in lines[found + 1 :])

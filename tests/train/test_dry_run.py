@@ -1,0 +1,51 @@
+"""`train --dry-run`: rows and plan as a run would have them; no weights, no folder."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatrain_cli.cli.app import main
+from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.train import assemble
+from tests.train.workspace import make_workspace
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> object:
+    monkeypatch.setattr(sys, "argv", ["megatrain", "train", *args, "--dry-run"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return left.value.code
+
+
+def test_it_shows_rows_and_plan_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_workspace(tmp_path)
+    (tmp_path / "model" / "model.safetensors").unlink()  # weights are not looked at
+    before = sorted(tmp_path.rglob("*"))
+    assert not run(monkeypatch, str(config), "train.max_steps=7")
+    said = capsys.readouterr().err
+    assert "first row, [trained] in brackets" in said
+    assert "\nFITS: " in said
+    assert "dry run: 7 steps of " in said
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_that_does_not_fit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = MachineSpec(2 << 20, "cgroup v2 /job, limit 2.00 MiB", 2, "cpu")
+    monkeypatch.setattr(assemble, "probe_machine", lambda device: small)
+    assert run(monkeypatch, str(make_workspace(tmp_path))) == 1
+    assert "(cgroup v2 /job, limit 2.00 MiB)" in capsys.readouterr().err
+
+
+def test_rows_that_cannot_be_used_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_workspace(tmp_path)
+    rows = tmp_path / "bad.jsonl"
+    rows.write_text('{"messages": 3}\n')
+    assert run(monkeypatch, str(config), f"data.train={rows}") == 1
+    assert "bad.jsonl:1" in capsys.readouterr().err

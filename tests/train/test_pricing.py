@@ -1,0 +1,98 @@
+"""Remedies: each frees and costs what a plan with it says, and the cheapest comes first."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.plan.plan import RunPlan, make_plan
+from megatrain_cli.train.forecast import forecast
+from megatrain_cli.train.pricing import lines_of, price, starving_slabs
+from megatrain_cli.units import GIB
+from tests.plan.small import RATES, make_config
+from tests.train.test_forecast import machine as h200
+from tests.train.test_forecast import skeleton_of
+
+SKELETON = "3b"
+
+
+def planned(
+    there: MachineSpec, asked: dict[str, dict[str, Any]] | None = None
+) -> tuple[TrainConfig, RunPlan]:
+    config = make_config({"data": {"max_length": 1024}} | (asked or {}))
+    skeleton = skeleton_of(SKELETON)
+    return config, make_plan(config, skeleton.spec, skeleton.layouts, there)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_each_remedy_is_what_planning_with_it_says(measured: bool) -> None:
+    there = replace(h200(5e9), host_bytes=30 * GIB, device_bytes=6 * GIB)
+    there = there if measured else replace(there, rates=None)
+    config, plan = planned(there)
+    skeleton = skeleton_of(SKELETON)
+    remedies = price(config, skeleton, plan)
+    assert len(remedies) >= 3
+    for remedy in remedies:
+        then = make_plan(
+            remedy.way.apply(config), skeleton.spec, skeleton.layouts, there, plan.known
+        )
+        assert remedy.host_freed == plan.host_bytes - then.host_bytes
+        assert remedy.device_freed == plan.device_bytes - then.device_bytes
+        assert remedy.verdict == then.verdict
+        expected = forecast(then, skeleton.spec, None, None)
+        assert remedy.step_seconds == (expected.step_seconds if expected else None)
+        assert remedy.host_freed > 0 or remedy.device_freed > 0
+        assert (remedy.more_seconds is None) is not measured
+        read = remedy.to_json()
+        assert read["host_bytes_freed"] == remedy.host_freed
+        assert ("a step is" in remedy.line()) is measured
+    lasting = [(not r.learns_the_same, r.more_seconds or 0.0) for r in remedies]
+    assert lasting == sorted(lasting)
+
+
+def test_a_remedy_that_makes_it_fit_says_so() -> None:
+    there = replace(h200(5e9), host_bytes=40 * GIB)
+    config, plan = planned(there)
+    lines = lines_of(price(config, skeleton_of(SKELETON), plan))
+    assert any("bf16_stochastic" in line and line.endswith("then it fits") for line in lines)
+
+
+def test_a_run_with_room_needs_no_remedy_and_a_tight_one_only_what_gives_it_room() -> None:
+    config, plan = planned(h200(5e9))
+    assert plan.verdict == "FITS"
+    assert price(config, skeleton_of(SKELETON), plan) == ()
+    exact = replace(h200(5e9), host_bytes=plan.host_bytes)
+    config, plan = planned(exact)
+    assert plan.verdict == "TIGHT"
+    remedies = price(config, skeleton_of(SKELETON), plan)
+    assert remedies
+    assert {remedy.verdict for remedy in remedies} == {"FITS"}
+
+
+def test_exact_masters_in_two_parts_are_no_other_result() -> None:
+    there = replace(h200(5e9), host_bytes=30 * GIB)
+    config, plan = planned(there, {"optimizer": {"master": "fp32"}})
+    by_master = {
+        remedy.way.changes.get("optimizer.master"): remedy.learns_the_same
+        for remedy in price(config, skeleton_of(SKELETON), plan)
+        if remedy.way.changes.get("optimizer.master")
+    }
+    assert by_master == {"fp32_split": True, "bf16_stochastic": False}
+
+
+def test_slabs_that_starve_are_found_by_playing_with_more_of_them() -> None:
+    # Adding gradients on the host is so slow that a single slab holds the device up.
+    slow = replace(RATES, copy=(replace(RATES.copy[0], rate=1e9),))
+    there = replace(h200(5e9), rates=slow)
+    skeleton = skeleton_of(SKELETON)
+    asked = {"optimizer": {"update": "eager", "max_grad_norm": None}}
+    _, plan = planned(there, asked | {"pipeline": {"grad_slabs": 1}})
+    line = starving_slabs(skeleton, plan)
+    assert line is not None
+    assert "`pipeline.grad_slabs: 2`" in line
+    _, plan = planned(there, asked | {"pipeline": {"grad_slabs": 60}})
+    assert starving_slabs(skeleton, plan) is None
+    _, plan = planned(replace(there, rates=None), asked)
+    assert starving_slabs(skeleton, plan) is None
