@@ -16,7 +16,8 @@ from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.pipeline.compute import Compute
 from megatrain_cli.pipeline.moves import Moves
 from megatrain_cli.pipeline.ops import Kind
-from megatrain_cli.store.clock import Hold, TileClock
+from megatrain_cli.store.clock import TileClock
+from megatrain_cli.store.hold import Hold
 from megatrain_cli.store.master import LayerTile
 from tests.train.live import Moments, disk_waits, last_payloads, resume_here, train_here
 from tests.train.test_run import checkpoints_of, journal_of
