@@ -1,9 +1,6 @@
 """One attempt of a run, new or resumed: its live parts, its steps, and what follows a failure."""
 
-import faulthandler
-import os
 import signal
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +15,6 @@ from megatrain_cli.errors import (
     CorruptError,
     DeviceError,
     DiskFullError,
-    HangError,
     LockedError,
     MegatrainError,
     Stopped,
@@ -35,13 +31,13 @@ from megatrain_cli.train.facts import run_facts
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.loop import Run
 from megatrain_cli.train.preparation import device_errors, prepare_attempt
-from megatrain_cli.train.rescue import Rescue
+from megatrain_cli.train.rescue import Rescue, leave_hung
 from megatrain_cli.train.resume import Resumption
 from megatrain_cli.train.saving import Saving, make_saver
 from megatrain_cli.train.step import StepUpdate, UpdateStop, finish_update
 from megatrain_cli.train.stop import StopRequest
 from megatrain_cli.train.superseded import set_aside
-from megatrain_cli.train.watchdog import HANG_SECONDS, Watchdog
+from megatrain_cli.train.watchdog import Watchdog
 from megatrain_cli.units import show_bytes
 
 
@@ -295,18 +291,7 @@ class Attempt:
         return self._engine.lanes.num_ended, loaded, saved
 
     def _leave_hung(self) -> None:
-        """End a process whose main thread will never come back. Runs on the watchdog's thread."""
-        faulthandler.dump_traceback(all_threads=True)
-        error = HangError(f"Nothing has ended for {HANG_SECONDS:.0f} s: a copy or a thread hangs.")
-        said: list[str] = []
-        rescue = self._rescue
-        if rescue is not None:
-            self._engine.store.clock.refuse_updates(error)
-            saver = threading.Thread(target=lambda: said.append(rescue.save()), daemon=True)
-            saver.start()
-            saver.join(HANG_SECONDS)
-        self._console.note(" ".join([str(error), *said]))
-        os._exit(error.exit_code)
+        leave_hung(self._engine.store.clock, self._rescue, self._console)
 
     def _assemble(self) -> Engine:
         """The engine; the store of a resumed run is being loaded from now on."""

@@ -3,11 +3,16 @@
 No call of this module asks the device for anything.
 """
 
+import faulthandler
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from megatrain_cli.errors import MegatrainError, MixedStateError
+from megatrain_cli.errors import HangError, MegatrainError, MixedStateError
+from megatrain_cli.report.console import RunConsole
 from megatrain_cli.store.clock import TileClock
+from megatrain_cli.train import watchdog
 from megatrain_cli.train.saving import Saving
 from megatrain_cli.train.step import StepUpdate
 
@@ -55,3 +60,21 @@ class Rescue:
         if landed is None or self.clock.torn or landed.step - 1 not in steps:
             return None
         return landed if steps <= {landed.step - 1, landed.step} else None
+
+
+def leave_hung(clock: TileClock, rescue: Rescue | None, console: RunConsole) -> None:
+    """End a process whose main thread will never come back: show all stacks, save what can be.
+
+    Runs on the watchdog's thread and does not return. A save that hangs too is given up.
+    """
+    faulthandler.dump_traceback(all_threads=True)
+    seconds = watchdog.HANG_SECONDS
+    error = HangError(f"Nothing has ended for {seconds:.0f} s: a copy or a thread hangs.")
+    said: list[str] = []
+    if rescue is not None:
+        clock.refuse_updates(error)
+        saver = threading.Thread(target=lambda: said.append(rescue.save()), daemon=True)
+        saver.start()
+        saver.join(seconds)
+    console.note(" ".join([str(error), *said]))
+    os._exit(error.exit_code)

@@ -14,7 +14,7 @@ from megatrain_cli.checkpoint.save import Saver
 from megatrain_cli.pipeline.compute import Compute, StepInputs
 from megatrain_cli.pipeline.ops import Op
 from megatrain_cli.store.clock import TileClock
-from megatrain_cli.train import attempt, preparation
+from megatrain_cli.train import attempt, preparation, watchdog
 from megatrain_cli.train.watchdog import Watchdog
 
 
@@ -72,6 +72,9 @@ def save_waits_until_abandoned() -> None:
             unwanted.wait(60)
 
     def tell_and_abandon(saver: Saver) -> None:
+        capture = saver._capture
+        if capture is not None:  # first, or the save might be made before it is given up
+            saver._store.clock.cancel(capture.hold)
         unwanted.set()
         abandon(saver)
 
@@ -109,7 +112,8 @@ def second_save_hangs() -> None:
 
 
 def _be_impatient() -> None:
-    _replace(attempt, HANG_SECONDS=1.0, Watchdog=partial(Watchdog, seconds=1.0))
+    _replace(watchdog, HANG_SECONDS=1.0)
+    _replace(attempt, Watchdog=partial(Watchdog, seconds=1.0))
 
 
 def _replace(holder: object, **new: object) -> None:
