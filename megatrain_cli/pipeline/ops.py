@@ -72,6 +72,7 @@ LETTERS: dict[str, str] = {
     Kind.FETCH: "f",
     Kind.FORWARD: "F",
     Kind.LOSS: "L",
+    Kind.SCORE: "S",
     Kind.RECOMPUTE: "R",
     Kind.BACKWARD: "B",
     Kind.REPORT: "r",
@@ -79,6 +80,7 @@ LETTERS: dict[str, str] = {
     Kind.OFFLOAD: "x",
     Kind.ACCUMULATE: "a",
     Kind.CLIP: "c",
+    Kind.TELL: "t",
     Kind.UPDATE: "U",
 }
 

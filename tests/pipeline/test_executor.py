@@ -60,7 +60,8 @@ def test_what_layers_are_given_is_let_go_of_with_the_step(
         def submit(self, op: Op, work: Work, num_bytes: int = 0) -> None:
             super().submit(op, work, num_bytes)
             assert isinstance(work, partial)
-            steps.extend(x for x in work.args if isinstance(x, StepInputs))
+            _, inner = work.args
+            steps.extend(x for x in inner.args if isinstance(x, StepInputs))
 
     train(configs, name, lambda device: Keeper())
     assert steps

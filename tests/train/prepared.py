@@ -179,6 +179,8 @@ def _load_all(config: Path) -> None:
 
 
 def _become(args: list[str], broken: list[str], output: int) -> None:
+    # A shell that runs the tests in the background has them ignore interrupts, and children too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.write(output, f"{os.getpid()}\n".encode())
     os.dup2(output, 1)
     os.dup2(output, 2)
