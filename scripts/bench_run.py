@@ -24,8 +24,8 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.records import StepRecord
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import Engine, assemble, prepare
+from megatrain_cli.train.layout import StepRows
 from megatrain_cli.train.loop import Run
-from megatrain_cli.train.rows import StepRows
 from megatrain_cli.train.warm_up import warm_up
 from scripts.link_use import link_use
 from scripts.peaks import forget_peaks, host_bytes, host_peak_bytes

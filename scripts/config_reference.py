@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "config.md"
 
 # The classes behind `NESTED`, and how their keys are written in YAML.
 _NESTED_CLASSES: dict[str, tuple[type[BaseModel], str]] = {
-    "data.train": (DataSource, "data.train[]"),
+    "data.train": (DataSource, "data.train[]"),  # as of `data.eval`
     "pipeline.activations": (KeepLayers, "pipeline.activations"),
 }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -137,6 +137,7 @@ class Outcome:
     weights: list[torch.Tensor]
     moments: list[torch.Tensor]
     spans: list[list[Span]]
+    scores: list[float] = field(default_factory=list)
 
     def same_bits(self, other: "Outcome") -> bool:
         pairs = zip(
@@ -195,6 +196,8 @@ def run(
     ops: Callable[[tuple[Op, ...]], tuple[Op, ...]] | None = None,
     documents: Sequence[NDArray[np.int32]] | None = None,
     later: Later | None = None,
+    passes: int = 0,
+    scoring: Callable[[tuple[Op, ...]], tuple[Op, ...]] = lambda ops: ops,
 ) -> Outcome:
     """Train a few steps.
 
@@ -209,6 +212,8 @@ def run(
         ops: Changes the proved schedule, to show what happens without a guard.
         documents: Rows are packed: of each step, the documents of every micro-batch.
         later: Where updates go on after the call; None if the call does them.
+        passes: After each step, how many times as many rows are evaluated.
+        scoring: Changes the proved ops of an evaluation.
     """
     skeleton, plan = _prepared(config, packed=documents is not None)
     assert not plan.shortfalls
@@ -220,12 +225,16 @@ def run(
     fill_random(store, RandomLayers(skeleton, 1).read, 4)
     lanes = make_lanes(torch.device(plan.machine.device))
     functions = eager_functions(Head(skeleton))
-    executor = build_executor(skeleton, plan, store, lanes, functions, poison=poison)
+    executor = build_executor(
+        skeleton, plan, store, lanes, functions, poison=poison, evaluates=passes > 0
+    )
+    executor._evaluation = scoring(executor._evaluation)
     if ops is not None:
         executor._ops = ops(executor._ops)
     updater = _updater(d.threads, d.tile_format)
     rng = np.random.default_rng(0)
-    losses, norms, spans = [], [], []
+    losses, norms, spans, scores = [], [], [], []
+    others = np.random.default_rng(1)
     for step in range(1, steps + 1):
         shape = (d.micro_batch_size, length)
         batch = []
@@ -249,6 +258,16 @@ def run(
             spans.append(executor.take_spans())
         losses.append(update.loss)
         norms.append(update.grad_norm)
+        told = []
+        for _ in range(passes):
+            rows = [
+                others.integers(0, skeleton.spec.vocab_size, shape)
+                for _ in range(d.num_micro_batches)
+            ]
+            told.append(executor.evaluate([MicroBatch(ids, ids.copy()) for ids in rows]))
+        for score in told:
+            score.told.wait()
+            scores.append(score.loss_sum)
     lanes.drain()
     outcome = Outcome(
         losses,
@@ -258,6 +277,7 @@ def run(
         + [t.remainder.clone() for t in store.tiles if t.remainder is not None],
         [x.clone() for t in store.tiles for x in (t.exp_avg, t.exp_avg_sq)],
         spans,
+        scores,
     )
     lanes.close()
     executor.close()

@@ -41,6 +41,7 @@ def test_every_make_target_it_names_exists() -> None:
 
 def test_it_names_every_command_and_no_other() -> None:
     commands = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
+    commands |= {group.name or "" for group in app.registered_groups}
     assert set(re.findall(r"(?:^|`)megatrain ([a-z-]+)", README, re.MULTILINE)) == commands
 
 

@@ -139,8 +139,9 @@ class Saver:
         """
         if self.in_flight:
             return False
+        began = time.perf_counter()
         capture = self._capture = Capture(self._store, self.pool, snapshot.facts, self._order)
-        self._thread = self._start(lambda: self._run(capture, snapshot.aux))
+        self._thread = self._start(lambda: self._run(capture, snapshot.aux, began))
         return True
 
     def poll(self) -> list[SaveReport]:
@@ -186,10 +187,10 @@ class Saver:
     def _workers(self) -> Executor:
         return ThreadPoolExecutor(self._threads, thread_name_prefix="save")
 
-    def _run(self, capture: Capture, aux: Mapping[str, bytes]) -> None:
+    def _run(self, capture: Capture, aux: Mapping[str, bytes], began: float) -> None:
         outcome: SaveReport | BaseException | None = None
         try:
-            outcome = self._save(capture, aux)
+            outcome = self._save(capture, aux, began)
         except HoldCancelled:
             pass
         except BaseException as error:  # noqa: BLE001  raised by `poll`
@@ -199,8 +200,7 @@ class Saver:
         if outcome is not None:
             self._box.append(outcome)
 
-    def _save(self, capture: Capture, aux: Mapping[str, bytes]) -> SaveReport:
-        began = time.perf_counter()
+    def _save(self, capture: Capture, aux: Mapping[str, bytes], began: float) -> SaveReport:
         facts, save_id = capture.facts, uuid.uuid4().hex
         failures: list[OSError | None] = []  # one a try
         manifests: list[Manifest] = []

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from megatrain_cli import __version__
-from megatrain_cli.cli import export, inspect, plan, probe, resume, train
+from megatrain_cli.cli import data, export, inspect, plan, probe, resume, train
 from megatrain_cli.cli.options import TAKES_OVERRIDES
 from megatrain_cli.errors import DeviceError, InternalError, MegatrainError
 from megatrain_cli.report.listener import Listener
@@ -42,6 +42,7 @@ app.command("resume", context_settings=TAKES_OVERRIDES)(resume.resume)
 app.command("probe")(probe.probe)
 app.command("inspect-ckpt")(inspect.inspect_ckpt)
 app.command("export")(export.export)
+app.add_typer(data.app, name="data")
 
 
 def _show_version(wanted: bool) -> None:

@@ -26,6 +26,7 @@ _BY_TOOL: dict[str, dict[str, str]] = {
         "save_total_limit": "checkpoint.keep_last",
         "eval_steps": "eval.steps",
         "eval_dataset": "data.eval",
+        "eval_on_start": "eval.at_start",
         "train_dataset": "data.train",
         "torch_compile": "pipeline.compile",
         "dataset_config_name": "data.train",
@@ -49,6 +50,7 @@ _BY_TOOL: dict[str, dict[str, str]] = {
         "flash_attn": "model.attention",
         "neat_packing": "data.packing",
         "preprocessing_num_workers": "data.workers",
+        "val_size": "data.eval_share",
     },
     "ms-swift": {
         "attn_impl": "model.attention",
@@ -57,6 +59,8 @@ _BY_TOOL: dict[str, dict[str, str]] = {
         "custom_dataset_info": "data.train",
         "interleave_prob": "data.train",
         "strict": "data.on_bad_row",
+        "val_dataset": "data.eval",
+        "split_dataset_ratio": "data.eval_share",
     },
     "axolotl": {
         "base_model": "model.path",
@@ -66,6 +70,8 @@ _BY_TOOL: dict[str, dict[str, str]] = {
         "excess_length_strategy": "data.overlong",
         "train_on_inputs": "data.train_on_prompt",
         "datasets": "data.train",
+        "test_datasets": "data.eval",
+        "val_set_size": "data.eval_share",
         "dataset_prepared_path": "data.cache_dir",
         "lr_scheduler": "schedule.type",
         "cosine_min_lr_ratio": "schedule.min_lr_ratio",

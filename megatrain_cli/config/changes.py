@@ -28,6 +28,7 @@ CLASSES: Mapping[str, Kind] = {
     "model.trust_remote_code": "runtime",
     "data.train": "meaning",
     "data.eval": "runtime",
+    "data.eval_share": "meaning",  # decides which rows are trained on
     "data.format": "meaning",
     "data.template": "meaning",
     "data.on_bad_row": "meaning",
@@ -79,6 +80,7 @@ CLASSES: Mapping[str, Kind] = {
     "logging.log_steps": "runtime",
     "logging.tensorboard": "runtime",
     "eval.steps": "runtime",
+    "eval.at_start": "runtime",
 }
 """Every dotted key of the schema."""
 

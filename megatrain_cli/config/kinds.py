@@ -50,6 +50,7 @@ Number = Annotated[float, Field(ge=0, le=1e30), Wanted("a number from 0 to 1e30"
 PositiveNumber = Annotated[float, Field(ge=1e-30, le=1e30), Wanted("a number from 1e-30 to 1e30")]
 Share = Annotated[float, Field(ge=0, le=1), Wanted("a number from 0 to 1")]
 PositiveShare = Annotated[float, Field(gt=0, le=1), Wanted("a number above 0 and at most 1")]
+HeldOutShare = Annotated[float, Field(gt=0, lt=1), Wanted("a number above 0 and below 1")]
 Betas = Annotated[
     tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
     BeforeValidator(_items),

@@ -14,7 +14,7 @@ _NOT_YET = "is not in this version"
 
 def find_not_yet(config: TrainConfig) -> Iterator[Finding]:
     """Values that a later version will accept."""
-    data, model, pipeline = config.data, config.model, config.pipeline
+    model, pipeline = config.model, config.pipeline
     if model.attention in {"flash_attention_2", "flex_attention"}:
         yield Finding("model.attention", f"`{model.attention}` {_NOT_YET}; use `auto` or `sdpa`")
     if model.trust_remote_code:
@@ -22,10 +22,6 @@ def find_not_yet(config: TrainConfig) -> Iterator[Finding]:
             "model.trust_remote_code",
             f"true {_NOT_YET}; use a model that transformers itself supports",
         )
-    if data.eval is not None:
-        yield Finding("data.eval", f"evaluation {_NOT_YET}; use null")
-    if config.eval.steps is not None:
-        yield Finding("eval.steps", f"evaluation {_NOT_YET}; use null")
     if pipeline.staging_bytes != "auto":
         yield Finding("pipeline.staging_bytes", f"a size {_NOT_YET}; use `auto`: the largest layer")
     if config.logging.tensorboard is True:

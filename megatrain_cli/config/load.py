@@ -109,7 +109,7 @@ def check_paths(loaded: LoadedConfig) -> None:
 
 def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
     """Why a path cannot be used for its key; None if it can, as far as looking at it tells."""
-    is_rows = given.key.startswith("data.train")
+    is_rows = given.key.startswith(("data.train", "data.eval"))
     looked_at, _ = split_entry(given.resolved) if is_rows else (given.resolved, None)
     try:
         is_folder = S_ISDIR(looked_at.stat().st_mode)
@@ -117,7 +117,7 @@ def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
         is_folder = None
     except OSError as error:  # a name too long, a folder that is closed to us, links in a circle
         return f"{shown} cannot be used: {error.strerror}"
-    if given.key == "train.output_dir":
+    if given.key in ("train.output_dir", "data.cache_dir"):  # made where they are not there
         if is_folder is False:
             return f"{shown} is a file; name a folder"
         return f"{shown} is the model's folder; name another" if given.resolved == model else None

@@ -30,6 +30,7 @@ KEYS: dict[str, object] = {
 
 NESTED: dict[str, dict[str, object]] = {
     "data.train": _annotations(DataSource),
+    "data.eval": _annotations(DataSource),
     "pipeline.activations": _annotations(KeepLayers),
 }
 """Keys that hold mappings of their own -> the keys of those mappings."""

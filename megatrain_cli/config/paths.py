@@ -114,7 +114,8 @@ def resolve_paths(
         given.append(GivenPath(key, node.where, node.value, resolved))
         if key == "model.path" and not _looks_local(node.value) and not _is_folder(resolved):
             return node  # may be the id of a model on a hub: shown and recorded as it is
-        if key.startswith("data.train") and is_hub_id(Path(node.value)) and not _exists(resolved):
+        is_rows = key.startswith(("data.train", "data.eval"))
+        if is_rows and is_hub_id(Path(node.value)) and not _exists(resolved):
             return node
         return replace(node, value=str(resolved))
 

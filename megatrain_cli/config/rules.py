@@ -37,7 +37,8 @@ def find_conflicts(config: TrainConfig, explicit: frozenset[str]) -> Iterator[Fi
             ("train.max_steps", "train.num_epochs"),
         )
     for source in config.data.train:
-        yield from _idle_of_source(source)
+        yield from _idle_of_source(source, "data.train")
+    yield from _evaluation(config)
     if schedule.warmup_steps and schedule.warmup_ratio is not None:
         yield Finding(
             "schedule.warmup_ratio",
@@ -114,7 +115,28 @@ def find_idle(config: TrainConfig) -> Iterator[Finding]:
         yield Finding("data.train_on_prompt", "has no effect on texts: they have no prompt")
 
 
-def _idle_of_source(source: DataSource) -> Iterator[Finding]:
+def _evaluation(config: TrainConfig) -> Iterator[Finding]:
+    data, both = config.data, ("data.eval", "data.eval_share")
+    for source in data.eval or ():
+        yield from _idle_of_source(source, "data.eval")
+        if source.weight is not None:
+            yield Finding(
+                "data.eval",
+                f"`weight` of {source.path}: each row is evaluated once. Remove the key",
+            )
+    if data.eval is not None and data.eval_share is not None:
+        yield Finding(
+            "data.eval_share", "set together with `data.eval`; set one of them to null", both
+        )
+    if not data.is_evaluated:
+        message = "there are no rows to evaluate on. Set `data.eval` or `data.eval_share`"
+        if config.eval.steps is not None:
+            yield Finding("eval.steps", f"{message}, or this to null", both)
+        if config.eval.at_start:
+            yield Finding("eval.at_start", f"{message}, or this to false", both)
+
+
+def _idle_of_source(source: DataSource, where: str) -> Iterator[Finding]:
     """Keys of a source that say what the source cannot have."""
     _, entry = split_entry(source.path)
     of_hub = {"subset", "split", "revision", "streaming"}
@@ -127,7 +149,7 @@ def _idle_of_source(source: DataSource) -> Iterator[Finding]:
         idle, why = of_hub, "a file or a folder has none; name the files that you want"
     for key in sorted(idle):
         if getattr(source, key) is not None:
-            yield Finding("data.train", f"`{key}` of {source.path}: {why}. Remove the key")
+            yield Finding(where, f"`{key}` of {source.path}: {why}. Remove the key")
 
 
 def _idle_checkpoint(checkpoint: CheckpointSection) -> Iterator[Finding]:

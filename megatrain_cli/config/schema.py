@@ -16,6 +16,7 @@ from megatrain_cli.config.kinds import (
     CountFrom0,
     Device,
     FilePath,
+    HeldOutShare,
     Name,
     Number,
     PositiveNumber,
@@ -86,6 +87,8 @@ class DataSource(Section):
 
 def _sources(value: object) -> object:
     """Bring the three ways to name sources to one: a tuple of `{path, ...}`."""
+    if value is None:
+        return None
     items = value if isinstance(value, list | tuple) else [value]
     return tuple({"path": item} if isinstance(item, str) else item for item in items)
 
@@ -100,8 +103,14 @@ class DataSection(Section):
         Wanted("a path, a list of paths, or a list of {path, format}"),
     ]
     """Sources of training rows: a path, a list of paths, or a list of `{path, ...}`."""
-    eval: FilePath | None = None
-    """File of rows to evaluate on."""
+    eval: Annotated[
+        Annotated[tuple[DataSource, ...], Field(min_length=1)] | None,
+        BeforeValidator(_sources),
+        Wanted("a path, a list of paths, a list of {path, format}, or null"),
+    ] = None
+    """Sources of rows to evaluate on, as in `data.train`."""
+    eval_share: HeldOutShare | None = None
+    """Share of the training rows that is held out: evaluated on, and never trained on."""
     format: DataFormat = "auto"
     """Format of the rows; `auto` tells from the columns of a source's first row."""
     template: Template | None = None
@@ -126,6 +135,11 @@ class DataSection(Section):
     cache_dir: CacheDir = "auto"
     """Folder where tokenised rows are kept for the next start; `auto` keeps those of more than
     32 MiB of files in the user's cache folder; null keeps none."""
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether there are rows to evaluate on."""
+        return self.eval is not None or self.eval_share is not None
 
 
 class TrainSection(Section):
@@ -272,7 +286,9 @@ class EvalSection(Section):
     """How it is judged while it runs."""
 
     steps: Count | None = None
-    """Steps between evaluations; null does not evaluate."""
+    """Steps between evaluations; null evaluates at the end alone."""
+    at_start: bool = False
+    """Whether the model is evaluated before the first step too."""
 
 
 class TrainConfig(Section):

@@ -1,8 +1,8 @@
 """Prepared rows on the disk: a folder for each key, whole or not there, proved when it is read.
 
-    CACHE/<key>/tokens, is_target, offsets, lines   the arrays of `Examples`, as they are
-    CACHE/<key>/rows.json                           a hash of the rest; counts and hashes
-    CACHE/<key>.lock                                held while <key> is made
+    CACHE/<key>/tokens, is_target, offsets, files, lines   the arrays of `Examples`, as they are
+    CACHE/<key>/rows.json                                  a hash of the rest; counts and hashes
+    CACHE/<key>.lock                                       held while <key> is made
 
 A folder is made under another name, its files are flushed to the disk, and then it is renamed. So
 two processes that make the same rows do not meet: the first one's folder stays. The lock only
@@ -24,11 +24,18 @@ import xxhash
 
 from megatrain_cli.data.content import FileContent
 from megatrain_cli.data.summary import DataSummary
-from megatrain_cli.data.table import DTYPES, Examples, TableWriter, hash_array, hash_rows, map_table
+from megatrain_cli.data.table import (
+    DTYPES,
+    Examples,
+    TableWriter,
+    hash_places,
+    hash_rows,
+    map_table,
+)
 from megatrain_cli.errors import CorruptError, DiskFullError, StorageError
 from megatrain_cli.units import show_bytes
 
-FORMAT = 1
+FORMAT = 2
 _ACCOUNT = "rows.json"
 _TEMPORARY = ".making-"
 _ADVICE = "Make room, or set `data.cache_dir` to a folder on another disk, or to null."
@@ -99,9 +106,8 @@ class Cache:
                 examples = map_table(dict(files))
         except (OSError, ValueError) as error:
             raise CorruptError(f"{folder}: an array cannot be mapped: {error}.") from error
-        assert examples.lines is not None
         found = hash_rows(examples)
-        if found != account["rows_xxh3_128"] or hash_array(examples.lines) != account["lines"]:
+        if found != account["rows_xxh3_128"] or hash_places(examples) != account["places"]:
             raise CorruptError(f"{folder}: an array is damaged.")
         renamed = dict(zip(account["names"], names, strict=True))
         return examples, DataSummary.from_json(account["summary"], renamed), found
@@ -166,12 +172,11 @@ class CacheEntry:
         Raises:
             OSError: The disk refused.
         """
-        assert examples.lines is not None  # the writer's have them
         found = hash_rows(examples)
         account = {
             "format": FORMAT,
             "rows_xxh3_128": found,
-            "lines": hash_array(examples.lines),
+            "places": hash_places(examples),
             "names": names,
             "files": [
                 [{"path": str(file.path), "xxh3_128": file.xxh3_128} for file in files]

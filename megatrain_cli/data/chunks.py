@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain_cli.data.files import show_path
 from megatrain_cli.data.formats import Row
 from megatrain_cli.data.source import SourceFile, parse_rows
 from megatrain_cli.data.template import IGNORED, Encoded, Overlong, SkipReason, encode_rows
@@ -56,12 +57,14 @@ class Chunk:
     Attributes:
         source: The place of the source among all.
         items: Rows, and what is wrong with those that could not be read.
+        files: Of each item, the number of its file within the source; 0 for a hub's.
         first: The source's first chunk.
         last: No more rows of this source follow.
     """
 
     source: int
     items: Sequence[Row | Fault]
+    files: Sequence[int]
     first: bool
     last: bool
 
@@ -81,6 +84,7 @@ class EncodedChunk:
         tokens: `(num_tokens,)` int32, all examples one behind the other.
         is_target: `(num_tokens,)` bool.
         lengths: `(num_examples,)` int64.
+        files: `(num_examples,)` int32: the number of the file, within the source.
         lines: `(num_examples,)` int64: the line, or the row, of the file that each came from.
         skipped: Why and where rows were left out.
         faults: Rows that cannot be used, each with how many of the chunk were read by then.
@@ -97,6 +101,7 @@ class EncodedChunk:
     tokens: NDArray[np.int32]
     is_target: NDArray[np.bool_]
     lengths: NDArray[np.int64]
+    files: NDArray[np.int32]
     lines: NDArray[np.int64]
     skipped: tuple[tuple[SkipReason, str], ...]
     faults: tuple[tuple[int, Fault], ...]
@@ -110,17 +115,20 @@ def read_chunks(sources: Sequence[SourceFile], size: int = CHUNK_ROWS) -> Iterat
     """
     for place, source in enumerate(sources):
         items: list[Row | Fault] = []
+        files: list[int] = []
+        numbers = {show_path(path): number for number, path in enumerate(source.files)}
         first = True
         try:
             for item in parse_rows(source):
                 items.append(Fault.of(item) if isinstance(item, RowError) else item)
+                files.append(numbers.get(item.where.rpartition(":")[0], 0))
                 if len(items) == size:
-                    yield Chunk(place, items, first, last=False)
-                    items, first = [], False
+                    yield Chunk(place, items, files, first, last=False)
+                    items, files, first = [], [], False
         except DataError:
-            yield Chunk(place, items, first, last=False)
+            yield Chunk(place, items, files, first, last=False)
             raise
-        yield Chunk(place, items, first, last=True)
+        yield Chunk(place, items, files, first, last=True)
 
 
 def encode_chunk(
@@ -141,6 +149,7 @@ def encode_chunk(
         )
     )
     used: list[Encoded] = []
+    files: list[int] = []
     lines: list[int] = []
     skipped: list[tuple[SkipReason, str]] = []
     faults: list[tuple[int, Fault]] = []
@@ -164,6 +173,7 @@ def encode_chunk(
         num_split += bool(encoded.rest)
         kept = [part for part in parts if part.skipped is None]
         used += kept
+        files += [chunk.files[number - 1]] * len(kept)
         lines += [_line(item.where)] * len(kept)
     tokens = [token for part in used for token in part.input_ids]
     labels = [label for part in used for label in part.labels]
@@ -179,6 +189,7 @@ def encode_chunk(
         tokens=np.array(tokens, dtype=np.int32),
         is_target=np.array(labels, dtype=np.int64) != IGNORED,
         lengths=np.array([len(part.input_ids) for part in used], dtype=np.int64),
+        files=np.array(files, dtype=np.int32),
         lines=np.array(lines, dtype=np.int64),
         skipped=tuple(skipped),
         faults=tuple(faults),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatrain_cli.data.table import Examples
 from megatrain_cli.data.template import IGNORED
@@ -18,7 +19,13 @@ def preview(
     examples: Examples, tokenizer: "PreTrainedTokenizerBase", i: int
 ) -> list[tuple[str, bool]]:
     """A row as text, cut where training begins and ends: `[(text, is trained on), ...]`."""
-    input_ids, labels = examples.row(i)
+    return cut_spans(*examples.row(i), tokenizer)
+
+
+def cut_spans(
+    input_ids: NDArray[np.int64], labels: NDArray[np.int64], tokenizer: "PreTrainedTokenizerBase"
+) -> list[tuple[str, bool]]:
+    """Tokens as text, cut where training begins and ends; both arrays are `(length,)`."""
     is_target = labels != IGNORED
     edges = [0, *(np.flatnonzero(is_target[1:] != is_target[:-1]) + 1), len(input_ids)]
     spans = []

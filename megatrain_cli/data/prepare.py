@@ -178,7 +178,7 @@ class _Job:
         done = 0
         for chunk in chunks:
             tally.add(chunk)
-            writer.add(chunk.tokens, chunk.is_target, chunk.lengths, chunk.lines)
+            writer.add(chunk.tokens, chunk.is_target, chunk.lengths, chunk.files, chunk.lines)
             if chunk.last:
                 done += sum(file.num_bytes for file in self.contents[chunk.source])
             line = int(chunk.lines[-1]) if len(chunk.lines) else 0

@@ -1,5 +1,6 @@
 """From what a config says of its sources to what is read."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from megatrain_cli.config.paths import is_hub_id, split_entry
@@ -10,13 +11,20 @@ from megatrain_cli.data.registry import read_entry
 from megatrain_cli.data.source import SourceFile
 
 
-def find_sources(data: DataSection) -> tuple[SourceFile, ...]:
+def find_sources(
+    data: DataSection, given: Sequence[DataSource] | None = None
+) -> tuple[SourceFile, ...]:
     """The sources of a config, in its order. Registries are read; data files are not.
+
+    Args:
+        data: The section.
+        given: Some of its sources; None are those to train on.
 
     Raises:
         DataError: A registry cannot be read, or an entry of it cannot be used.
     """
-    return tuple(_source(given, index, data.format) for index, given in enumerate(data.train))
+    wanted = data.train if given is None else given
+    return tuple(_source(one, index, data.format) for index, one in enumerate(wanted))
 
 
 def _source(given: DataSource, index: int, data_format: str) -> SourceFile:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from megatrain_cli.data.template import IGNORED
 
 # Array -> how its numbers lie in a file.
-DTYPES = {"tokens": "<i4", "is_target": "|b1", "offsets": "<i8", "lines": "<i8"}
+DTYPES = {"tokens": "<i4", "is_target": "|b1", "offsets": "<i8", "files": "<i4", "lines": "<i8"}
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,14 @@ class Examples:
         is_target: `(num_tokens,)` bool; not shifted.
         offsets: `(num_rows + 1,)` int64: row i is `tokens[offsets[i] : offsets[i + 1]]`.
         lines: `(num_rows,)` int64, the line, or the row, of its file; None where nobody knows.
+        files: `(num_rows,)` int32, the number of its file within its source; None likewise.
     """
 
     tokens: NDArray[np.int32]
     is_target: NDArray[np.bool_]
     offsets: NDArray[np.int64]
     lines: NDArray[np.int64] | None = None
+    files: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -75,6 +77,7 @@ class TableWriter:
         tokens: NDArray[np.int32],
         is_target: NDArray[np.bool_],
         lengths: NDArray[np.int64],
+        files: NDArray[np.int32],
         lines: NDArray[np.int64],
     ) -> None:
         """Append rows; the arrays are as those of `EncodedChunk`."""
@@ -83,6 +86,7 @@ class TableWriter:
         self._write("tokens", tokens)
         self._write("is_target", is_target)
         self._write("offsets", offsets)
+        self._write("files", files)
         self._write("lines", lines)
         self.num_rows += len(lengths)
         self.num_tokens += len(tokens)
@@ -135,6 +139,10 @@ def hash_rows(examples: Examples) -> str:
     return digest.hexdigest()
 
 
-def hash_array(array: NDArray[np.int64]) -> str:
-    """xxh3-128 of an array of a table."""
-    return xxhash.xxh3_128_hexdigest(array.astype("<i8", copy=False).data)
+def hash_places(examples: Examples) -> str:
+    """xxh3-128 of where rows came from, which must be known."""
+    assert examples.files is not None  # a writer's have them
+    assert examples.lines is not None
+    digest = xxhash.xxh3_128(examples.files.astype(DTYPES["files"], copy=False).data)
+    digest.update(examples.lines.astype(DTYPES["lines"], copy=False).data)
+    return digest.hexdigest()

@@ -133,6 +133,27 @@ def chunked_loss(
     return loss_sum, hidden_gradient
 
 
+def summed_loss(
+    loss: ChunkLoss,
+    leaves_head: Sequence[Tensor],
+    leaves_tied: Sequence[Tensor],
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    chunk: int,
+) -> Tensor:
+    """Cross entropy as `chunked_loss` sums it, without any gradient; the arguments are its.
+
+    Returns:
+        The sum of the tokens' losses, FP64 `()`.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+    with torch.no_grad():
+        for start, end, _ in cut_positions(hidden.shape[0], chunk, None):
+            total += loss(leaves_head, leaves_tied, hidden[start:end], targets[start:end])
+    return total
+
+
 def cut_positions(count: int, chunk: int, whole: int | None) -> Iterator[tuple[int, int, int]]:
     """Cut `count` positions into `(start, end, size computed)`.
 

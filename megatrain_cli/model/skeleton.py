@@ -1,5 +1,7 @@
 """A model without weights: its own modules, real buffers, and where each parameter belongs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +52,18 @@ class Skeleton:
         """Whether rows may hold several documents, each with an attention of its own."""
         found: str = self.model.config._attn_implementation
         return found == PACKED
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Dropout does nothing meanwhile."""
+        roots = (self.model, *self.layers)
+        try:
+            for root in roots:
+                root.eval()
+            yield
+        finally:
+            for root in roots:
+                root.train(self.spec.has_dropout)
 
     def move_buffers(self, device: torch.device) -> None:
         """Put every buffer on `device`, where the prologue, the layers and the head will run."""

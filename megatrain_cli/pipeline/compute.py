@@ -13,7 +13,7 @@ from megatrain_cli.errors import InternalError
 from megatrain_cli.model.attention import PackedRows, find_documents
 from megatrain_cli.model.functions import Functions
 from megatrain_cli.model.handles import saved_weights
-from megatrain_cli.model.loss import chunked_loss, supervised_positions
+from megatrain_cli.model.loss import chunked_loss, summed_loss, supervised_positions
 from megatrain_cli.model.recorder import LayerArgs
 from megatrain_cli.model.template import Head, LayerTemplate, Prologue
 from megatrain_cli.pipeline.buffers import Buffers
@@ -49,12 +49,14 @@ class StepInputs:
         batch: Its micro-batches.
         picked: Of each, the supervised positions and their targets.
         seed: Random seed of (layer, micro-batch), for dropout; None without dropout.
+        forward_only: Nothing is kept for a backward.
         args: Of each micro-batch on its way, what its layers are given beside the hidden state.
     """
 
     batch: Sequence[MicroBatch]
     picked: Sequence[tuple[Positions, Positions]]
     seed: Callable[[int, int], int] | None
+    forward_only: bool = False
     args: dict[int, tuple[LayerArgs, ...]] = field(default_factory=dict)
 
     @property
@@ -69,11 +71,14 @@ class StepInputs:
 
 
 def make_inputs(
-    batch: Sequence[MicroBatch], seed: Callable[[int, int], int] | None = None
+    batch: Sequence[MicroBatch],
+    seed: Callable[[int, int], int] | None = None,
+    *,
+    forward_only: bool = False,
 ) -> StepInputs:
     """Find the supervised positions of each micro-batch."""
     picked = [supervised_positions(mb.labels, mb.documents) for mb in batch]
-    return StepInputs(batch, picked, seed)
+    return StepInputs(batch, picked, seed, forward_only)
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class Compute:
 
     def forward(self, op: Op, step: StepInputs) -> None:
         """One layer; its graph is kept only if the plan keeps its activations."""
-        kept = not self._shape.recomputes(op.layer)
+        kept = not step.forward_only and not self._shape.recomputes(op.layer)
         with torch.set_grad_enabled(kept):
             source, leaves, result = self._apply(op, step, keep=kept)
         if kept:
@@ -128,23 +133,17 @@ class Compute:
 
     def loss(self, op: Op, step: StepInputs) -> None:
         """The head: logits, loss and their backward over supervised positions."""
-        mb, hidden = _mb(op), self._buffers.hidden
-        flat = self._buffers.slot(op).require(op.layer)
-        embedding = flat[:0]
-        if self._shape.tied:
-            embedding = self._buffers.slots[self._shape.end_slot(0)].require(0)
-        total = self._buffers.totals[self._shape.num_layers]
+        mb = _mb(op)
         if mb == 0:
             self._collector.start_head()
-            total.zero_()
         self._seed(op.layer, mb, step)
-        positions, targets = map(self._upload, step.picked[mb])
-        source = hidden[self._shape.input_of(op.layer, mb)].flatten(0, 1)
+        total = self._total(first=mb == 0)
+        head, tied, source, positions, targets = self._supervised(op, step)
         loss, gradient = chunked_loss(
             self._functions.chunk_loss,
-            self._head.leaves(flat),
-            self._head.tied_leaves(embedding),
-            source.index_select(0, positions),
+            head,
+            tied,
+            source,
             targets,
             scale=step.scale,
             chunk=self._head_chunk,
@@ -152,11 +151,23 @@ class Compute:
             whole=self._whole,
         )
         total += loss.double() * step.scale
-        out = hidden[op.buffer("output_gradient")].flatten(0, 1)
+        out = self._buffers.hidden[op.buffer("output_gradient")].flatten(0, 1)
         out.zero_()
         out.index_copy_(0, positions, gradient)
         if op.last:
             self._finish_gradient(op, [])
+
+    def score(self, op: Op, step: StepInputs) -> None:
+        """The head of an evaluation: the sum of the losses of supervised positions."""
+        mb = _mb(op)
+        total = self._total(first=mb == 0)
+        head, tied, source, _, targets = self._supervised(op, step)
+        # Eager even where layers are compiled: without a backward it takes next to nothing, and
+        # its chunks are smaller than those that the plan has room for.
+        total += summed_loss(
+            self._functions.chunk_loss, head, tied, source, targets, chunk=self._head_chunk
+        )
+        del step.args[mb]
 
     def report(self) -> None:
         """Send the step's loss and norms to the host."""
@@ -208,6 +219,32 @@ class Compute:
         args = step.args[mb][op.layer - 1]
         with handles:
             return source, leaves, self._functions.layer(template, leaves, source, args)
+
+    def _supervised(
+        self, op: Op, step: StepInputs
+    ) -> tuple[
+        Sequence[torch.Tensor], Sequence[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor
+    ]:
+        """Weights of the head, tied ones, hidden states `(N, D)`, their positions and targets."""
+        mb = _mb(op)
+        flat = self._buffers.slot(op).require(op.layer)
+        embedding = flat[:0]
+        if self._shape.tied:
+            embedding = self._buffers.slots[self._shape.end_slot(0)].require(0)
+        positions, targets = map(self._upload, step.picked[mb])
+        source = self._buffers.hidden[self._shape.input_of(op.layer, mb)].flatten(0, 1)
+        return (
+            self._head.leaves(flat),
+            self._head.tied_leaves(embedding),
+            source.index_select(0, positions),
+            positions,
+            targets,
+        )
+
+    def _total(self, *, first: bool) -> torch.Tensor:
+        """The loss so far, FP64 `()`."""
+        total = self._buffers.totals[self._shape.num_layers]
+        return total.zero_() if first else total
 
     def _run_of(self, layer: int) -> torch.Tensor:
         """The weights of a kept layer at its backward, wherever they were streamed to."""

@@ -10,7 +10,7 @@ no buffer is either one lane's own or bound to the op when it is submitted.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ import torch
 from megatrain_cli.errors import DeviceError, InternalError, MegatrainError
 from megatrain_cli.pipeline.buffers import Buffers
 from megatrain_cli.pipeline.compute import Compute, MicroBatch, StepInputs, make_inputs
-from megatrain_cli.pipeline.lanes import Fence, Lanes, Mark, Pending
+from megatrain_cli.pipeline.lanes import Fence, Lanes, Mark, Pending, Work
 from megatrain_cli.pipeline.moves import Moves
 from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.pipeline.trace import Span
@@ -72,13 +72,29 @@ class IssuedStep:
     num_targets: int
 
 
+@dataclass
+class Score:
+    """Rows that are being evaluated.
+
+    Attributes:
+        num_targets: Supervised tokens.
+        told: Reached when the loss is known.
+        loss_sum: Of all of them; not known before.
+    """
+
+    num_targets: int
+    told: Fence = field(init=False)
+    loss_sum: float = math.nan
+
+
 class Executor:
-    """Runs one step after the other.
+    """Runs one step after the other, and evaluations between them.
 
     Args:
         ops: One proved step.
         hidden_size: Width of the hidden states.
         poison: Fill slots with NaN when they are given back, to show reads that come too late.
+        evaluation: The proved ops of an evaluation that may come between two steps.
     """
 
     def __init__(
@@ -91,8 +107,10 @@ class Executor:
         hidden_size: int,
         *,
         poison: bool = False,
+        evaluation: tuple[Op, ...] = (),
     ) -> None:
         self._ops, self._lanes, self._buffers = ops, lanes, buffers
+        self._evaluation = evaluation
         self._compute, self._moves = compute, moves
         self._hidden_size, self._poison = hidden_size, poison
         self._works: dict[Kind, Callable[[Op, StepInputs, HostWork], Pending | None]] = {
@@ -113,6 +131,13 @@ class Executor:
             Kind.CLIP: lambda op, step, host: self._clip(host),
             Kind.UPDATE: lambda op, step, host: self._update(op, host),
         }
+        self._parts: dict[Kind, Callable[[Op, StepInputs, Score], None]] = {
+            Kind.STREAM_IN: lambda op, step, score: moves.stream_in(op),
+            Kind.FORWARD: lambda op, step, score: compute.forward(op, step),
+            Kind.SCORE: lambda op, step, score: compute.score(op, step),
+            Kind.REPORT: lambda op, step, score: compute.report(),
+            Kind.TELL: lambda op, step, score: self._tell(score),
+        }
 
     def run_step(
         self,
@@ -128,24 +153,44 @@ class Executor:
             seed: Random seed of (layer, micro-batch), for dropout; the same in recompute.
         """
         step = make_inputs(batch, seed)
-        self._buffers.hidden.use_shapes([(*mb.input_ids.shape, self._hidden_size) for mb in batch])
-        for slot in self._buffers.slots:
-            # Its weights are of the step before. No copy of that step is still to be issued: this
-            # thread has issued the compute that reads it.
-            slot.layer = None
+        self._begin(batch)
         start = loss = end = self._lanes.mark()
         clipped = self._lanes.fence()
         for op in self._ops:
             if op.kind is Kind.REPORT:
                 # Before it and not behind: `clipped` says that the report has ended.
                 end = self._lanes.mark()
-            work = partial(self._run, op, step, host)
+            work = partial(self._run, op, partial(self._works[op.kind], op, step, host))
             self._lanes.submit(op, work, self._num_bytes(op, step))
             if op.kind is Kind.LOSS and op.last:
                 loss = self._lanes.mark()
             elif op.kind is Kind.CLIP:
                 clipped = self._lanes.fence()
         return IssuedStep(start, loss, end, clipped, step.num_targets)
+
+    def evaluate(self, batch: Sequence[MicroBatch]) -> Score:
+        """Issue an evaluation of as many rows as a step has and return, before it has ended.
+
+        Waits on the device, or on the lanes' threads, for what is left of the step before. What is
+        issued next may be another evaluation; a step only when the last of them is `told`.
+        """
+        assert self._evaluation
+        step = make_inputs(batch, forward_only=True)
+        self._begin(batch)
+        score = Score(step.num_targets)
+        for op in self._evaluation:
+            work = partial(self._run, op, partial(self._parts[op.kind], op, step, score))
+            self._lanes.submit(op, work, self._num_bytes(op, step))
+        score.told = self._lanes.fence()
+        return score
+
+    def _begin(self, batch: Sequence[MicroBatch]) -> None:
+        """What the lane that computes finds in hidden buffers and slots is of a new step."""
+        self._buffers.hidden.use_shapes([(*mb.input_ids.shape, self._hidden_size) for mb in batch])
+        for slot in self._buffers.slots:
+            # Its weights are of the step before. No copy of that step is still to be issued: this
+            # thread has issued the compute that reads it.
+            slot.layer = None
 
     def take_spans(self) -> list[Span]:
         """What has ended since the last call, without waiting: read it when a step is `clipped`.
@@ -159,9 +204,9 @@ class Executor:
         self._buffers.close()
         self._moves.close()
 
-    def _run(self, op: Op, step: StepInputs, host: HostWork) -> Pending | None:
+    def _run(self, op: Op, work: Work) -> Pending | None:
         with self._place(op):
-            pending = self._works[op.kind](op, step, host)
+            pending = work()
         if self._poison:
             self._poison_released(op)
         return None if pending is None else _Placed(pending, partial(self._place, op))
@@ -190,6 +235,9 @@ class Executor:
     def _clip(self, host: HostWork) -> None:
         *squared_norms, loss = self._buffers.host_totals.tolist()
         host.clip(loss, squared_norms)
+
+    def _tell(self, score: Score) -> None:
+        score.loss_sum = float(self._buffers.host_totals[-1])
 
     def _update(self, op: Op, host: HostWork) -> Pending | None:
         gradient, start, squared_norm = self._moves.landed(op)

@@ -22,6 +22,7 @@ EVENT_NAMES = {
     (Kind.STREAM_IN, "slot"): "weights_ready",
     (Kind.FORWARD, "slot"): "buffer_free",
     (Kind.LOSS, "slot"): "buffer_free",
+    (Kind.SCORE, "slot"): "buffer_free",
     (Kind.BACKWARD, "slot"): "buffer_free",
     (Kind.LOSS, "device_gradient"): "backward_done",
     (Kind.BACKWARD, "device_gradient"): "backward_done",
@@ -34,6 +35,7 @@ EVENT_NAMES = {
     (Kind.UPDATE, "gradient"): "updated",
     (Kind.REPORT, "totals"): "totals_ready",
     (Kind.CLIP, "totals"): "totals_read",
+    (Kind.TELL, "totals"): "totals_read",
     (Kind.UPDATE, "totals"): "totals_read",
     (Kind.CLIP, "coefficient"): "clipped",
     (Kind.FORWARD, "ring"): "input_ready",
@@ -74,13 +76,44 @@ def add_waits(step: Sequence[Op]) -> tuple[Op, ...]:
 
     Two steps are walked, one after the other; the waits of the second are the steady state's.
     """
-    ops = [*step, *step]
+    waits, records = _derive([*step, *step])
+    size = len(step)
+    return tuple(
+        _told(op, waits[size + i], records[i] | records[size + i]) for i, op in enumerate(step)
+    )
+
+
+def add_waits_between(
+    step: Sequence[Op], between: Sequence[Op]
+) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """The ops of a step, and others that come, once or more, behind some step.
+
+    The step's waits are those of `add_waits`: before the next step begins, all that came between
+    must have ended. Its records are those, and what the others wait for besides.
+    """
+    waits, records = _derive([*step, *step, *between, *between])
+    size, again, behind = len(step), 2 * len(step), 2 * len(step) + len(between)
+    return tuple(
+        _told(op, waits[size + i], records[i] | records[size + i]) for i, op in enumerate(step)
+    ), tuple(
+        # Each time it may be the first one behind a step, or not.
+        _told(op, [*waits[again + i], *waits[behind + i]], records[again + i] | records[behind + i])
+        for i, op in enumerate(between)
+    )
+
+
+def _told(op: Op, waits: Sequence[Event], records: set[Event]) -> Op:
+    return replace(op, waits=tuple(dict.fromkeys(waits)), records=tuple(sorted(records)))
+
+
+def _derive(ops: Sequence[Op]) -> tuple[list[list[Event]], list[set[Event]]]:
+    """Of each op, what it must wait for, and what it must record for those behind it."""
     clocks: list[Clock] = []  # of each op: all that has ended once it has
     begun: dict[Lane, Clock] = {lane: [0] * len(LANES) for lane in LANES}
     ended: dict[Lane, Clock] = {lane: [0] * len(LANES) for lane in LANES}
     touched: dict[Buffer, Touches] = {}
     waits: list[list[Event]] = []
-    records: list[set[Event]] = [set() for _ in step]
+    records: list[set[Event]] = [set() for _ in ops]
     for position, op in enumerate(ops):
         lane = LANES.index(op.lane)
         clock = begun[op.lane]
@@ -92,7 +125,7 @@ def add_waits(step: Sequence[Op]) -> tuple[Op, ...]:
                 continue  # ordered already
             event = _event(other, buffer)
             waits[-1].append(event)
-            records[earlier % len(step)].add(event)
+            records[earlier].add(event)
             join(clock, clocks[earlier])
         join(ended[op.lane], clock)
         ended[op.lane][lane] += 1
@@ -103,10 +136,7 @@ def add_waits(step: Sequence[Op]) -> tuple[Op, ...]:
             touched.setdefault(buffer, Touches()).readers.append(position)
         for buffer in op.writes:
             touched[buffer] = Touches(writer=position)
-    return tuple(
-        replace(op, waits=tuple(waits[len(step) + i]), records=tuple(sorted(records[i])))
-        for i, op in enumerate(step)
-    )
+    return waits, records
 
 
 def _conflicts(op: Op, touched: dict[Buffer, Touches]) -> set[tuple[int, Buffer]]:

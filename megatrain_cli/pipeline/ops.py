@@ -35,6 +35,7 @@ class Kind(StrEnum):
     STREAM_IN = "stream_in"  # host tile -> staging buffer (slot)
     FORWARD = "forward"  # one layer, one micro-batch
     LOSS = "loss"  # the head: forward, loss and its backward, chunk by chunk
+    SCORE = "score"  # of an evaluation: the head's forward and loss
     RECOMPUTE = "recompute"  # forward again, this time with a graph
     BACKWARD = "backward"  # one layer, one micro-batch
     STREAM_OUT = "stream_out"  # gradient buffer -> slab, or straight into the tile
@@ -43,6 +44,7 @@ class Kind(StrEnum):
     OFFLOAD = "offload"  # a layer's input, device -> host
     FETCH = "fetch"  # a layer's input, host -> device
     CLIP = "clip"  # loss and global norm are on the host: check them, find the coefficient
+    TELL = "tell"  # of an evaluation: its loss is on the host: note it
     UPDATE = "update"  # one layer's optimizer step
 
 
@@ -51,6 +53,7 @@ LANE_OF = {
     Kind.FETCH: Lane.STREAM_IN,
     Kind.FORWARD: Lane.COMPUTE,
     Kind.LOSS: Lane.COMPUTE,
+    Kind.SCORE: Lane.COMPUTE,
     Kind.RECOMPUTE: Lane.COMPUTE,
     Kind.BACKWARD: Lane.COMPUTE,
     Kind.REPORT: Lane.COMPUTE,
@@ -58,6 +61,7 @@ LANE_OF = {
     Kind.OFFLOAD: Lane.STREAM_OUT,
     Kind.ACCUMULATE: Lane.HOST,
     Kind.CLIP: Lane.HOST,
+    Kind.TELL: Lane.HOST,
     Kind.UPDATE: Lane.UPDATE,
 }
 
@@ -68,6 +72,7 @@ LETTERS: dict[str, str] = {
     Kind.FETCH: "f",
     Kind.FORWARD: "F",
     Kind.LOSS: "L",
+    Kind.SCORE: "S",
     Kind.RECOMPUTE: "R",
     Kind.BACKWARD: "B",
     Kind.REPORT: "r",
@@ -75,6 +80,7 @@ LETTERS: dict[str, str] = {
     Kind.OFFLOAD: "x",
     Kind.ACCUMULATE: "a",
     Kind.CLIP: "c",
+    Kind.TELL: "t",
     Kind.UPDATE: "U",
 }
 
@@ -116,7 +122,7 @@ class Op:
     """One piece of work.
 
     Attributes:
-        layer: Index into the model's layers; -1 for `REPORT` and `CLIP`.
+        layer: Index into the model's layers; -1 for `REPORT`, `CLIP` and `TELL`.
         micro_batch: None for work done once a layer.
         piece: Which slab-sized piece of the layer's run; None where the run is moved whole.
         last: Whether this is the layer's last micro-batch: its gradient is then complete.

@@ -56,7 +56,7 @@ class _Builder:
                 slot = self._slot_to_fill(done, visit)
                 if slot is None:
                     break
-                reads, writes = self._weights(layer), [Buffer("slot", slot)]
+                reads, writes = shape.weights(layer), [Buffer("slot", slot)]
                 self._emit(Kind.STREAM_IN, layer, reads=reads, writes=writes)
                 self.slot_layer[slot] = layer
             self.slot_of_visit[visit] = slot
@@ -132,11 +132,6 @@ class _Builder:
     def _update_piece(self, layer: int, piece: int, slab: Buffer) -> None:
         result = Buffer("weights", layer, piece)
         self._emit(Kind.UPDATE, layer, piece=piece, reads=[slab], writes=[result])
-
-    def _weights(self, layer: int) -> list[Buffer]:
-        """All of a layer's weights; eager updates of its pieces run at the same time."""
-        pieces = self.shape.pieces[layer] if self.shape.eager else 1
-        return [Buffer("weights", layer, piece) for piece in range(pieces)]
 
     def _offload(self, layer: int, mb: int, source: Buffer) -> None:
         if source.kind != "ring":

@@ -136,6 +136,11 @@ class PipelineShape:
         """
         return 0 < layer < self.head and layer not in self.kept
 
+    def weights(self, layer: int) -> list[Buffer]:
+        """All of a layer's weights; eager updates of its pieces run at the same time."""
+        pieces = self.pieces[layer] if self.eager else 1
+        return [Buffer("weights", layer, piece) for piece in range(pieces)]
+
     def input_of(self, layer: int, micro_batch: int) -> Buffer:
         """The device buffer that holds a layer's input."""
         if self.offload and self.recomputes(layer):

@@ -7,36 +7,53 @@ promise: its ops may overlap ([Note: The update lane] in `pipeline/ops.py`).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from megatrain_cli.errors import InternalError
 from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Lane, Op
 from megatrain_cli.pipeline.shape import PipelineShape
 
 STEPS = 3
+_What = tuple[Kind, int, int | None, int | None]  # kind, layer, micro-batch, piece
 _LANE_INDEX = {lane: i for i, lane in enumerate(Lane)}
 
 
 class ScheduleError(InternalError):
-    """The schedule would race, or compute something else than one optimizer step."""
+    """The schedule would race, or compute something else than what it is for."""
 
 
 def check_schedule(ops: Sequence[Op], shape: PipelineShape) -> None:
     """Raise `ScheduleError` unless the ops are one exact, race-free optimizer step."""
     _check_counts(ops, shape)
     _check_contents(ops, shape)
-    _check_races(ops)
+    _check_races([ops] * STEPS)
 
 
-def _check_races(ops: Sequence[Op]) -> None:
-    recorded = {event for op in ops for event in op.records}
+def check_evaluation(step: Sequence[Op], ops: Sequence[Op], shape: PipelineShape) -> None:
+    """Raise `ScheduleError` unless the ops are one exact evaluation that may come between steps.
+
+    Args:
+        step: A proved step; the next one is issued when `TELL` has ended.
+        ops: The evaluation, which may come before all steps, and several times in a row.
+        shape: Of both.
+    """
+    _check_evaluation_counts(ops, shape)
+    _check_contents(ops, shape)
+    _check_races([ops, ops, step, step, ops, step, ops, ops, step])
+
+
+def _check_races(parts: Sequence[Sequence[Op]]) -> None:
+    recorded = {event for ops in parts for op in ops for event in op.records}
     begun = [(0,) * len(Lane) for _ in Lane]  # what each lane knows when its next op begins
     ended = [(0,) * len(Lane) for _ in Lane]  # what its latest op's record says has ended
+    told = (0,) * len(Lane)  # what the end of the latest evaluation says has ended
     events: dict[Event, tuple[int, ...]] = {}
     writer: dict[Buffer, tuple[int, int, Op]] = {}  # lane, count on that lane, op
     readers: dict[Buffer, dict[int, tuple[int, Op]]] = {}  # the latest of each lane
 
-    for op in [op for _ in range(STEPS) for op in ops]:
+    for op, begins_step in _in_order(parts):
+        if begins_step:  # it is issued by who waited for the evaluation before it
+            begun = [tuple(map(max, known, told)) for known in begun]
         lane = _LANE_INDEX[op.lane]
         clock = begun[lane]
         for event in op.waits:
@@ -63,6 +80,16 @@ def _check_races(ops: Sequence[Op]) -> None:
             events[event] = after
         ended[lane] = after
         begun[lane] = clock if op.lane is Lane.UPDATE else after
+        if op.kind is Kind.TELL:
+            told = after
+
+
+def _in_order(parts: Sequence[Sequence[Op]]) -> Iterator[tuple[Op, bool]]:
+    """All ops, and whether a step begins with one."""
+    for ops in parts:
+        is_step = all(op.kind is not Kind.TELL for op in ops)
+        for position, op in enumerate(ops):
+            yield op, is_step and position == 0
 
 
 def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
@@ -73,6 +100,7 @@ def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
     holds: dict[Buffer, object] = {}
     complete: set[int] = set()
     landed: Counter[int] = Counter()  # pieces of each layer's gradient in its tile
+    scored = 0  # micro-batches of an evaluation
 
     def expect(op: Op, buffer: Buffer, content: object) -> None:
         """The op works on what the buffer holds."""
@@ -96,7 +124,7 @@ def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
         content = ("input", op.layer, mb)
         above = Buffer("output_gradient", 0, mb)
         gradient = Buffer("gradient", op.layer)
-        if op.kind in (Kind.FORWARD, Kind.LOSS, Kind.RECOMPUTE, Kind.BACKWARD):
+        if op.kind in (Kind.FORWARD, Kind.LOSS, Kind.SCORE, Kind.RECOMPUTE, Kind.BACKWARD):
             if not (shape.lookup and op.kind is Kind.BACKWARD and op.layer == 0):
                 expect(op, _one(op, "slot", op.reads), op.layer)
             if op.layer > 0:
@@ -114,10 +142,13 @@ def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
             case Kind.FETCH:
                 expect(op, Buffer("host_input", op.layer, mb), content)
                 leave(op, shape.input_of(op.layer, mb), content)
-            case Kind.LOSS:
+            case Kind.LOSS | Kind.SCORE:
                 if shape.tied:
                     expect(op, Buffer("slot", shape.end_slot(0)), 0)
-                leave(op, above, op.layer)
+                if op.kind is Kind.LOSS:
+                    leave(op, above, op.layer)
+                else:
+                    scored += 1
             case Kind.BACKWARD:
                 expect(op, above, op.layer + 1)
                 leave(op, above, op.layer)
@@ -141,12 +172,14 @@ def _check_contents(ops: Sequence[Op], shape: PipelineShape) -> None:
                     expect(op, Buffer("totals"), "all")
                     expect(op, Buffer("coefficient"), "all")
             case Kind.REPORT:
-                if len(complete) != shape.num_layers:
-                    raise ScheduleError(f"{_name(op)} comes before gradients are complete")
+                if len(complete) != shape.num_layers and scored != shape.num_micro_batches:
+                    raise ScheduleError(f"{_name(op)} comes before all is complete")
                 leave(op, Buffer("totals"), "all")
             case Kind.CLIP:
                 expect(op, Buffer("totals"), "all")
                 leave(op, Buffer("coefficient"), "all")
+            case Kind.TELL:
+                expect(op, Buffer("totals"), "all")
             case Kind.RECOMPUTE:
                 pass  # leaves nothing that another op looks for in a buffer
         if op.last:
@@ -159,7 +192,7 @@ def _check_counts(ops: Sequence[Op], shape: PipelineShape) -> None:
     micro_batches = range(shape.num_micro_batches)
     layers = range(shape.num_layers)
     body = range(shape.head)
-    wanted: Counter[tuple[Kind, int, int | None, int | None]] = Counter(
+    wanted: Counter[_What] = Counter(
         [(Kind.FORWARD, i, mb, None) for i in body for mb in micro_batches]
         + [
             (Kind.RECOMPUTE, i, mb, None)
@@ -182,12 +215,27 @@ def _check_counts(ops: Sequence[Op], shape: PipelineShape) -> None:
         if shape.num_slabs:
             wanted += Counter((Kind.ACCUMULATE, i, None, p) for i, p in pieces)
     moves = (Kind.STREAM_IN, Kind.OFFLOAD, Kind.FETCH)
+    _compare(ops, moves, wanted, "step")
+
+
+def _check_evaluation_counts(ops: Sequence[Op], shape: PipelineShape) -> None:
+    """Each layer and micro-batch once forward; nothing else but weights on their way in."""
+    micro_batches = range(shape.num_micro_batches)
+    wanted: Counter[_What] = Counter(
+        [(Kind.FORWARD, i, mb, None) for i in range(shape.head) for mb in micro_batches]
+        + [(Kind.SCORE, shape.head, mb, None) for mb in micro_batches]
+        + [(Kind.REPORT, -1, None, None), (Kind.TELL, -1, None, None)]
+    )
+    _compare(ops, (Kind.STREAM_IN,), wanted, "evaluation")
+
+
+def _compare(ops: Sequence[Op], moves: Sequence[Kind], wanted: Counter[_What], what: str) -> None:
     found = Counter(
         (op.kind, op.layer, op.micro_batch, op.piece) for op in ops if op.kind not in moves
     )
     if found != wanted:
         missing, extra = wanted - found, found - wanted
-        raise ScheduleError(f"not one step: missing {dict(missing)}, too many {dict(extra)}")
+        raise ScheduleError(f"not one {what}: missing {dict(missing)}, too many {dict(extra)}")
 
 
 def _weights(layer: int, shape: PipelineShape) -> list[Buffer]:

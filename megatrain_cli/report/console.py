@@ -15,8 +15,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from megatrain_cli.report.listener import Listener
 from megatrain_cli.report.plan_view import PlanView, say, show_plan
-from megatrain_cli.report.records import StepRecord
-from megatrain_cli.units import show_bytes
+from megatrain_cli.report.preview_view import Spans, show_first
+from megatrain_cli.report.records import EvalRecord, StepRecord
+from megatrain_cli.units import show_bytes, show_count
 
 
 def talk() -> Console:
@@ -32,6 +33,8 @@ def data() -> Console:
 
 # Seconds between two lines about the data, where no bar can be drawn.
 _QUIET_SECONDS = 10.0
+# Characters.
+_MOST_OF_A_ROW = 600
 
 
 class RunConsole:
@@ -51,6 +54,10 @@ class RunConsole:
     def note(self, text: str) -> None:
         """Say one thing that the user should know."""
         say(text, self._console)
+
+    def first_row(self, spans: Spans) -> None:
+        """Show one row, with what is trained on set off."""
+        show_first(spans, self._console, _MOST_OF_A_ROW)
 
     def preparing(self, num_rows: int, share: float) -> None:
         """Show how far the data has been tokenised.
@@ -108,6 +115,10 @@ class RunConsole:
         if self._task is not None:
             self._progress.update(self._task, completed=record.step, numbers=numbers)
 
+    def evaluated(self, record: EvalRecord) -> None:
+        """Show an evaluation that has ended."""
+        say(show_evaluation(record), self._console)
+
     def saved(self, path: Path, num_bytes: int, seconds: float, waited: float) -> None:
         """Say that a checkpoint is on disk, whole.
 
@@ -152,6 +163,14 @@ def show_step(record: StepRecord) -> str:
     return (
         f"loss {record.loss:.4f}  lr {record.learning_rate:.3g}"
         f"  grad_norm {record.grad_norm:.4g}  tok/s {record.tokens_per_second:.0f}"
+    )
+
+
+def show_evaluation(record: EvalRecord) -> str:
+    """An evaluation on one line."""
+    return (
+        f"eval step {record.step}  loss {record.eval_loss:.4f}  ppl {record.eval_perplexity:.4g}"
+        f"  ({show_count(record.eval_tokens)} tokens, {record.eval_seconds:.1f} s)"
     )
 
 

@@ -1,5 +1,8 @@
 """`metrics.jsonl`: one JSON object a step, appended and flushed as the run goes.
 
+Behind the step after which it was made, an evaluation has a line too, with other keys: only such a
+line has `eval_loss`.
+
 Every line is valid JSON. A number that JSON cannot hold is written as a text: "NaN", "Infinity" or
 "-Infinity". A run that is killed while it writes leaves at most one cut line, the last; reading
 leaves it out, and the next `Journal` on the file removes it before it appends.
@@ -12,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from megatrain_cli.errors import CorruptError, StorageError
-from megatrain_cli.report.records import StepRecord
+from megatrain_cli.report.records import EvalRecord, StepRecord
 
 
 class Journal:
@@ -28,7 +31,7 @@ class Journal:
         except OSError as error:
             raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
-    def write(self, record: StepRecord) -> None:
+    def write(self, record: StepRecord | EvalRecord) -> None:
         """Append one line.
 
         Raises:
@@ -60,19 +63,34 @@ class Journal:
 
 
 def read_journal(path: Path) -> tuple[StepRecord, ...]:
-    """Every whole line of a journal, in order.
+    """The steps of a journal, in order: every whole line but those of evaluations.
 
     Raises:
         CorruptError: A line that was written whole is not a record; names the line.
     """
-    return tuple(_records(path, path.read_bytes()))
+    records = _records(path, path.read_bytes())
+    return tuple(record for record in records if isinstance(record, StepRecord))
 
 
-def _records(path: Path, raw: bytes) -> Iterator[StepRecord]:
+def read_evaluations(path: Path) -> tuple[EvalRecord, ...]:
+    """The evaluations of a journal, in order; none where there is no file.
+
+    Raises:
+        CorruptError: A line that was written whole is not a record; names the line.
+    """
+    records = _records(path, path.read_bytes() if path.exists() else b"")
+    return tuple(record for record in records if isinstance(record, EvalRecord))
+
+
+def _records(path: Path, raw: bytes) -> Iterator[StepRecord | EvalRecord]:
     whole, _, _cut = raw.rpartition(b"\n")
     for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
         try:
-            record = StepRecord.from_json(json.loads(line))
+            values = json.loads(line)
+            if isinstance(values, dict) and "eval_loss" in values:
+                yield EvalRecord.from_json(values)
+                continue
+            record = StepRecord.from_json(values)
         except ValueError as error:
             raise CorruptError(f"{path}:{number}: not a step record: {error}") from error
         yield record

@@ -1,9 +1,10 @@
-"""What one optimizer step measured, as plain values."""
+"""What one optimizer step, or one evaluation, measured, as plain values."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 _NAMES = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -78,6 +79,51 @@ class StepRecord:
             return cls(**known)  # type: ignore[arg-type] # each value was made a number above
         except TypeError as error:
             raise ValueError(f"not a step: {error}") from error
+
+
+@dataclass(frozen=True)
+class EvalRecord:
+    """One evaluation.
+
+    Attributes:
+        step: Steps completed before it; 0 before the first.
+        eval_loss: Mean over the supervised tokens of all rows.
+        eval_perplexity: `exp(eval_loss)`.
+        eval_tokens: Supervised tokens.
+        eval_seconds: Wall time.
+    """
+
+    step: int
+    eval_loss: float
+    eval_perplexity: float
+    eval_tokens: int
+    eval_seconds: float
+
+    def to_json(self) -> dict[str, JsonNumber]:
+        """The record as JSON values; the keys are the attributes."""
+        return {name: _to_json(value) for name, value in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object]) -> "EvalRecord":
+        """Invert `to_json`; keys that only a later version writes are left out.
+
+        Raises:
+            ValueError: A key is missing or is not a number.
+        """
+        names = [f.name for f in dataclasses.fields(cls)]
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise ValueError(f"not an evaluation: {missing[0]} is missing")
+        found: dict[str, Any] = {name: _from_json(name, values[name]) for name in names}
+        return cls(**found)
+
+
+def perplexity(loss: float) -> float:
+    """`exp(loss)`; infinite where that is more than a float holds."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 def _to_json(value: float) -> JsonNumber:

@@ -23,6 +23,7 @@ from megatrain_cli.pipeline.buffers import Buffers
 from megatrain_cli.pipeline.compute import Compute
 from megatrain_cli.pipeline.copying import COPY_THREADS, CopyPool
 from megatrain_cli.pipeline.cuda_lanes import CudaLanes
+from megatrain_cli.pipeline.evaluation import build_with_evaluation
 from megatrain_cli.pipeline.executor import Executor
 from megatrain_cli.pipeline.gateway import Gateway, chunk_bytes_for
 from megatrain_cli.pipeline.lanes import InlineLanes, Lanes
@@ -31,7 +32,7 @@ from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.pipeline.schedule import build_schedule
 from megatrain_cli.pipeline.shape import PipelineShape
 from megatrain_cli.pipeline.slabs import SlabPool
-from megatrain_cli.pipeline.verify import check_schedule
+from megatrain_cli.pipeline.verify import check_evaluation, check_schedule
 from megatrain_cli.plan.decide import Decisions, attention_of, can_be_compiled
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
@@ -145,7 +146,8 @@ def assemble(
             torch.cuda.set_device(device)
         lanes: Lanes = CudaLanes(device) if device.type == "cuda" else InlineLanes()
         stack.callback(lanes.close)
-        executor = build_executor(skeleton, plan, store, lanes, functions)
+        evaluates = config.data.is_evaluated
+        executor = build_executor(skeleton, plan, store, lanes, functions, evaluates=evaluates)
         stack.callback(executor.close)
         d = plan.decisions
         cores = _optimizer_cores(d.threads) if device.type == "cuda" else None
@@ -162,14 +164,30 @@ def build_executor(
     functions: Functions,
     *,
     poison: bool = False,
+    evaluates: bool = False,
 ) -> Executor:
-    """The pipeline over a filled store, its schedule proved."""
+    """The pipeline over a filled store, its schedule proved.
+
+    Args:
+        skeleton: The model.
+        plan: Of a run that fits.
+        store: Filled, or being loaded.
+        lanes: What runs the ops.
+        functions: How layers and head are called.
+        poison: See `Executor`.
+        evaluates: Whether `Executor.evaluate` will be called.
+    """
     d = plan.decisions
     spec = skeleton.spec
     device = torch.device(plan.machine.device)
     dtype = DTYPES[d.dtype]
     shape = _shape(plan)
-    ops = build_schedule(shape)
+    evaluation: tuple[Op, ...] = ()
+    if evaluates:
+        ops, evaluation = build_with_evaluation(shape)
+        check_evaluation(ops, evaluation, shape)
+    else:
+        ops = build_schedule(shape)
     check_schedule(ops, shape)
     skeleton.move_buffers(device)
     on_gpu = device.type == "cuda"
@@ -202,7 +220,16 @@ def build_executor(
             spec.tied,
             device,
         )
-        executor = Executor(ops, lanes, buffers, compute, moves, spec.hidden_size, poison=poison)
+        executor = Executor(
+            ops,
+            lanes,
+            buffers,
+            compute,
+            moves,
+            spec.hidden_size,
+            poison=poison,
+            evaluation=evaluation,
+        )
         if on_gpu:
             # Buffers were zeroed on this stream; the lanes' streams start after it.
             torch.cuda.current_stream().synchronize()

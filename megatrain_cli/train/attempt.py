@@ -29,7 +29,8 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.journal import Journal
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import Engine, assemble, first_uses, update_order
-from megatrain_cli.train.compare import measured_beside_planned
+from megatrain_cli.train.compare import tell_compared
+from megatrain_cli.train.evaluating import evaluations_of
 from megatrain_cli.train.facts import run_facts
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.loop import Run
@@ -84,6 +85,7 @@ class Attempt:
         self._folder, self._console, self._stack = folder, console, stack
         self._resumption, self._force = resumption, force
         self._made = prepare_attempt(loaded, recorded, folder, resumption, console)
+        self._evaluations = evaluations_of(loaded.config.eval, self._made.rows, folder.metrics)
         self._loader: LazyLoader | None = None
         self._lock_refused: DeviceError | None = None
         with device_errors(self._made.plan.decisions.micro_batch_size):
@@ -127,8 +129,11 @@ class Attempt:
         config, total = self._loaded.config, self._made.rows.total_steps
         done = self._made.rows.start.step
         rescue: Rescue | None = None
-        if self._resumption is None or done >= total or self._has_update_left:
+        starts = self._evaluations.is_due(done)
+        if self._resumption is None or done >= total or self._has_update_left or starts:
             rescue = self._begin(run)
+        if starts:
+            self._evaluate(run, done, stop, watchdog)
         steps = run.steps()
         while stop.signal_name is None:
             with watchdog.watching():
@@ -141,11 +146,23 @@ class Attempt:
             self._seconds.append(record.seconds)
             if done % config.logging.log_steps == 0 or done == total:
                 self._console.step(record, total)
+            if self._evaluations.is_due(done):
+                self._evaluate(run, done, stop, watchdog)
             asked = stop.save_wanted
             if asked:  # a signal that comes from now on asks for another one
                 stop.save_wanted = False
             rescue.saving.after_step(done, record.loss, asked=asked)
         return done
+
+    def _evaluate(self, run: Run, step: int, stop: StopRequest, watchdog: Watchdog) -> None:
+        """Evaluate after a step, unless a signal asks to stop."""
+        rows = self._made.rows.evaluation
+        assert rows is not None
+        with watchdog.watching():
+            record = run.evaluate(rows, step, lambda: stop.signal_name is not None)
+        if record is not None:
+            self._journal.write(record)
+            self._console.evaluated(record)
 
     def _begin(self, run: Run) -> Rescue:
         """Make the folder this attempt's, once all is loaded and nothing can refuse it any more."""
@@ -236,9 +253,7 @@ class Attempt:
                 stop.number,
             )
         saving.finish(done if left is None else max(self._engine.store.clock.steps), left)
-        plan, spec = self._engine.plan, self._made.skeleton.spec
-        for line in measured_beside_planned(plan, spec, self._seconds):
-            self._console.note(line)
+        tell_compared(self._engine, self._seconds, self._console.note)
         if left is not None or done < total:
             where = self._folder.path
             how = "in the middle of its update" if left is not None else f"of {total}"

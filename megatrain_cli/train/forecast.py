@@ -138,7 +138,7 @@ class _Durations:
                 tokens = d.micro_batch_size * d.max_length
                 num_bytes = tokens * self._spec.hidden_size * self._width
                 return self._copy(num_bytes, to_host=op.kind is Kind.OFFLOAD)
-            case Kind.FORWARD | Kind.RECOMPUTE:
+            case Kind.FORWARD | Kind.RECOMPUTE | Kind.SCORE:
                 return self._compute(self._flops[op.layer].forward)
             case Kind.BACKWARD:
                 return self._compute(self._flops[op.layer].backward)
@@ -149,7 +149,7 @@ class _Durations:
                 return num_bytes / rate_at(self._rates.copy, COPY_THREADS)
             case Kind.UPDATE:
                 return self._numel(op) * self._update
-            case Kind.REPORT | Kind.CLIP:
+            case Kind.REPORT | Kind.CLIP | Kind.TELL:
                 return _ISSUE_SECONDS
 
     def _numel(self, op: Op) -> int:

@@ -1,8 +1,9 @@
 """Step after step; one optimizer step fits on one screen."""
 
 import hashlib
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -11,13 +12,15 @@ from megatrain_cli.config.load import LoadedConfig
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.lr import learning_rate
 from megatrain_cli.pipeline.breakdown import breakdown
-from megatrain_cli.pipeline.executor import IssuedStep
+from megatrain_cli.pipeline.executor import IssuedStep, Score
 from megatrain_cli.pipeline.lanes import InlineLanes
-from megatrain_cli.report.records import StepRecord
+from megatrain_cli.report.records import EvalRecord, StepRecord, perplexity
 from megatrain_cli.train.assemble import Engine
+from megatrain_cli.train.eval_rows import EvaluationRows
+from megatrain_cli.train.layout import StepRows
 from megatrain_cli.train.position import START, Position
 from megatrain_cli.train.prefetch import Prefetch
-from megatrain_cli.train.rows import RowSource, StepRows
+from megatrain_cli.train.rows import RowSource
 from megatrain_cli.train.step import StepUpdate, UpdateStop
 
 
@@ -87,6 +90,42 @@ class Run:
         update.landed = True
         ended = time.perf_counter()
         return self._record(index, rows, update, issued, began, loaded, ended)
+
+    def evaluate(
+        self, rows: EvaluationRows, step: int, stopped: Callable[[], bool] = lambda: False
+    ) -> EvalRecord | None:
+        """Mean loss over all rows, with the weights as they are after `step` steps.
+
+        Without dropout, and without a trace: the steps after it are the same to the last bit.
+
+        Args:
+            rows: What to evaluate on.
+            step: Steps completed.
+            stopped: Asked between passes whether to give up.
+
+        Returns:
+            None if it was given up, or if an update that it waited for was.
+        """
+        began = time.perf_counter()
+        scores: list[Score] = []
+        engine = self._engine
+        with (
+            closing(Prefetch(rows)) as prefetch,
+            engine.skeleton.without_dropout(),
+            engine.functions.no_recompile(),
+        ):
+            for index in range(rows.total_steps):
+                if stopped():
+                    break
+                scores.append(engine.executor.evaluate(prefetch.of_step(index).micro_batches))
+        for score in scores:  # a step may be issued only when all of them have ended
+            score.told.wait()
+        engine.executor.take_spans()  # of no step
+        if len(scores) < rows.total_steps or self._stop.at is not None:
+            return None
+        tokens = sum(score.num_targets for score in scores)
+        loss = math.fsum(score.loss_sum for score in scores) / max(tokens, 1)
+        return EvalRecord(step, loss, perplexity(loss), tokens, time.perf_counter() - began)
 
     def scalars(self, step: int, learning_rate: float, grad_scale: float = 1.0) -> AdamStep:
         """What the optimizer applies in a step, counted from 1."""

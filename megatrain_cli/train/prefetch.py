@@ -2,7 +2,8 @@
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from megatrain_cli.train.rows import RowSource, StepRows
+from megatrain_cli.train.layout import StepRows
+from megatrain_cli.train.rows import RowSource
 
 
 class Prefetch:

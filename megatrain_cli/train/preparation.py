@@ -87,6 +87,8 @@ def prepare_attempt(
     start = START if resumption is None else resumption.position
     rows = load_rows(config, plan.decisions, start, console.note, console.preparing)
     check_examples(rows.examples, skeleton, Path(config.model.path))
+    if rows.evaluation is not None:
+        check_examples(rows.evaluation.documents.examples, skeleton, Path(config.model.path))
     show_rows(rows, console)
     data = data_facts(config, rows)
     source = Path(config.model.path)
@@ -171,8 +173,7 @@ def show_rows(rows: TrainingRows, console: RunConsole) -> None:
     """Say what became of the rows, and show one as it is learnt."""
     for line in rows.lines():
         console.note(line)
-    shown = "".join(f"[{text}]" if trained else text for text, trained in rows.example)
-    console.note(f"first row, [trained] in brackets: {shown[:600]}")
+    console.first_row(rows.example)
 
 
 def _note_padding(plan: RunPlan, rows: TrainingRows, console: RunConsole) -> None:

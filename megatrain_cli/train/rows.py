@@ -1,48 +1,31 @@
 """The rows of each optimizer step, from the config to micro-batches."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatrain_cli.config.schema import TrainConfig
-from megatrain_cli.data.batch import find_pad_id, join, make_micro_batches
-from megatrain_cli.data.chunks import Encoding
-from megatrain_cli.data.examples import load_tokenizer, preview
-from megatrain_cli.data.known import use_template
+from megatrain_cli.data.arrange import arrange, hold_out_rows
+from megatrain_cli.data.batch import find_pad_id
+from megatrain_cli.data.examples import preview
+from megatrain_cli.data.held_out import HELD_OUT, Documents
+from megatrain_cli.data.load import load_data
 from megatrain_cli.data.mixing import MIXING, MixedStream
 from megatrain_cli.data.pack import RULE as PACKING
-from megatrain_cli.data.pack import Packs, pack_documents
-from megatrain_cli.data.prepare import HowToPrepare, Prepared, Progress, prepare
-from megatrain_cli.data.sampler import ORDER, RowOrder, RowStream, packing_order, rows_of_update
-from megatrain_cli.data.source import SourceFile
-from megatrain_cli.data.sources import find_sources
+from megatrain_cli.data.pack import Packs
+from megatrain_cli.data.prepare import Prepared, Progress
+from megatrain_cli.data.sampler import ORDER, RowOrder, rows_of_update
 from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import ConfigError, InternalError
-from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.train.eval_rows import EvaluationRows, evaluation_rows, load_evaluation
+from megatrain_cli.train.layout import LENGTH_STEP, StepRows, lay_out
 from megatrain_cli.train.position import START, Position
 from megatrain_cli.units import round_up
-
-# Lengths of rectangles of rows are rounded up to this: matrix kernels like whole tiles, and fewer
-# distinct shapes mean fewer allocations.
-LENGTH_STEP = 64
-
-
-@dataclass(frozen=True)
-class StepRows:
-    """What one optimizer step takes.
-
-    Attributes:
-        num_rows: Rows of data; the rest of the micro-batches is padding.
-    """
-
-    micro_batches: list[MicroBatch]
-    num_rows: int
 
 
 class RowSource(Protocol):
@@ -73,6 +56,8 @@ class TrainingRows:
     Attributes:
         data: All documents, and where they come from.
         packs: Which documents are in which row; None where each is a row of its own.
+        documents: Those of them that are trained on.
+        evaluation: What the run is evaluated on; None if it is not.
         total_steps: Optimizer steps of the run, those before `start` included.
         start: Where this process goes on.
         example: One row as `(text, trained)` spans, for a person to check.
@@ -81,6 +66,7 @@ class TrainingRows:
     """
 
     data: Prepared
+    documents: Documents
     example: list[tuple[str, bool]]
     total_steps: int
     _config: TrainConfig
@@ -90,6 +76,7 @@ class TrainingRows:
     start: Position = START
     chat_template: str | None = None
     packs: Packs | None = None
+    evaluation: EvaluationRows | None = None
 
     @property
     def examples(self) -> Examples:
@@ -98,12 +85,16 @@ class TrainingRows:
 
     def planned(self, decisions: Decisions) -> "TrainingRows":
         """The same rows, divided by another plan."""
-        return replace(self, _decisions=decisions)
+        evaluation = None if self.evaluation is None else self.evaluation.planned(decisions)
+        return replace(self, _decisions=decisions, evaluation=evaluation)
 
     @property
     def longest(self) -> int:
         """Tokens of the longest row, rounded up for the kernels: all that a plan has room for."""
-        return min(round_up(int(self._lengths.max()), LENGTH_STEP), self._config.data.max_length)
+        longest = int(self._lengths.max())
+        if self.evaluation is not None:
+            longest = max(longest, int(self.evaluation.lengths.max()))
+        return min(round_up(longest, LENGTH_STEP), self._config.data.max_length)
 
     @property
     def padding(self) -> float:
@@ -113,7 +104,7 @@ class TrainingRows:
 
     @property
     def _lengths(self) -> NDArray[np.int64]:
-        return self.examples.lengths if self.packs is None else self.packs.lengths
+        return self.documents.lengths if self.packs is None else self.packs.lengths
 
     @property
     def rows_per_epoch(self) -> int:
@@ -128,12 +119,15 @@ class TrainingRows:
             rules.append(MIXING)
         if self.packs is not None:
             rules.append(PACKING)
+        if self.documents.ids is not None:
+            rules.append(HELD_OUT)
         return "+".join(rules)
 
     def lines(self) -> list[str]:
         """What became of the rows of the files, a line a fact."""
         packed = [] if self.packs is None else [self.packs.line()]
-        return [*self.data.summary.lines(), *packed]
+        evaluated = () if self.evaluation is None else self.evaluation.lines
+        return [*self.data.summary.lines(), *packed, *evaluated]
 
     @property
     def rows_per_step(self) -> int:
@@ -147,7 +141,7 @@ class TrainingRows:
         return Position(step, row if last is None else max(self.start.row, min(row, last)))
 
     def ids_of_step(self, index: int) -> list[int]:
-        """Which rows a step takes: places in `packs` or, without, in `examples`; see `of_step`."""
+        """Which rows a step takes: places in `packs` or, without, in `documents`; see `of_step`."""
         since = self._steps_since_start(index)
         return rows_of_update(
             self._stream, since, self.rows_per_step, self._last_row, self.start.row
@@ -165,30 +159,8 @@ class TrainingRows:
 
     def of_step(self, index: int) -> StepRows:
         """The rows of a step, counted from 0, not before `start`."""
-        d = self._decisions
-        ids, lengths = self.ids_of_step(index), None
-        if self.packs is None:
-            rows = [self.examples.row(i) for i in ids]
-        else:
-            packs = [[self.examples.row(i) for i in self.packs.row(id_)] for id_ in ids]
-            lengths = [[len(tokens) for tokens, _ in documents] for documents in packs]
-            rows = [join(documents) for documents in packs]
-        length = None
-        if d.compiled:
-            length = d.max_length
-        elif d.micro_batch_size > 1:
-            longest = max(len(ids) for ids, _ in rows)
-            length = min(round_up(longest, LENGTH_STEP), d.max_length)
-        micro = make_micro_batches(
-            rows,
-            d.micro_batch_size,
-            d.num_micro_batches,
-            self._pad_id,
-            length,
-            d.max_length,
-            lengths,
-        )
-        return StepRows([MicroBatch(m.input_ids, m.labels, m.documents) for m in micro], len(rows))
+        ids = self.ids_of_step(index)
+        return lay_out(ids, self.documents, self.packs, self._decisions, self._pad_id)
 
 
 def load_rows(
@@ -214,19 +186,19 @@ def load_rows(
         ModelError: The model folder has no tokenizer.
         StorageError: The disk refused.
     """
-    tokenizer = load_tokenizer(Path(config.model.path))
     data, train = config.data, config.train
-    use_template(tokenizer, data.template)
-    sources = find_sources(data)
-    prepared = prepare(
-        sources,
-        tokenizer,
-        Encoding(data.max_length, data.overlong, data.train_on_prompt),
-        data.on_bad_row,
-        data.max_bad_share,
-        HowToPrepare(data.workers, data.cache_dir, progress, say),
-    )
-    packs, stream = _arrange(config, sources, prepared, decisions.max_length)
+    loaded = load_data(config, say, progress)
+    tokenizer, prepared = loaded.tokenizer, loaded.prepared
+    documents, held_out = hold_out_rows(config, loaded)
+    lines = tuple[str, ...]()
+    if data.eval is not None:
+        held_out, lines = load_evaluation(data, tokenizer, progress, say)
+    elif held_out is not None:
+        lines = (f"{len(held_out)} of {len(prepared.examples)} rows are held out for evaluation",)
+    packs, stream = arrange(config, loaded, documents, decisions.max_length)
+    pad_id, evaluation = find_pad_id(tokenizer), None
+    if held_out is not None:
+        evaluation = evaluation_rows(held_out, lines, data.packing, decisions, pad_id)
     if train.max_steps is not None:
         steps = train.max_steps
     else:
@@ -243,39 +215,18 @@ def load_rows(
         steps = start.step + math.ceil(left / rows_per_step)
     return TrainingRows(
         data=prepared,
-        example=preview(prepared.examples, tokenizer, 0),
+        documents=documents,
+        example=preview(prepared.examples, tokenizer, documents.id_of(0)),
         total_steps=steps,
         _config=config,
         _decisions=decisions,
         _stream=stream,
-        _pad_id=find_pad_id(tokenizer),
+        _pad_id=pad_id,
         start=start,
         chat_template=None if data.template is None else tokenizer.chat_template,
         packs=packs,
+        evaluation=evaluation,
     )
-
-
-def _arrange(
-    config: TrainConfig, sources: Sequence[SourceFile], prepared: Prepared, max_length: int
-) -> tuple[Packs | None, RowOrder]:
-    """Which documents share a row, and in which order rows come."""
-    seed, shuffle = config.train.seed, config.data.shuffle
-    weights = [source.weight for source in sources]
-    counts = prepared.summary.used_by_source
-    is_mixed = any(weight != 1 for weight in weights)
-    packs = None
-    if config.data.packing:
-        lengths = prepared.examples.lengths
-        # Packs are drawn by weight, so each holds documents of one source alone. Without weights
-        # the sources mix in them.
-        parts = counts if is_mixed else (len(lengths),)
-        orders = [packing_order(count, seed) if shuffle else np.arange(count) for count in parts]
-        # A document longer than the model's positions is refused for that, and not for its row.
-        packs = pack_documents(lengths, orders, max(max_length, int(lengths.max())))
-        counts = packs.rows_by_part
-    if is_mixed:
-        return packs, MixedStream(counts, weights, seed, shuffle)
-    return packs, RowStream(sum(counts), seed, shuffle)
 
 
 def _rows_in(epochs: float, num_rows: int) -> int:

@@ -136,7 +136,9 @@ def test_each_error_leaves_with_its_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    raising(kind("what is wrong. What to do"), monkeypatch)
+    said = "what is wrong. What to do"
+    error = kind("rows.jsonl:1", said) if kind is errors.RowError else kind(said)
+    raising(error, monkeypatch)
     with pytest.raises(SystemExit) as left:
         app_module.main()
     assert left.value.code == kind.exit_code

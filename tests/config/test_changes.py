@@ -34,6 +34,7 @@ OTHER: dict[str, object] = {
     "model.trust_remote_code": True,
     "data.train": "/a.jsonl",
     "data.eval": "/e.jsonl",
+    "data.eval_share": 0.5,
     "data.format": "text",
     "data.template": "chatml",
     "data.on_bad_row": "skip",
@@ -85,6 +86,7 @@ OTHER: dict[str, object] = {
     "logging.log_steps": 2,
     "logging.tensorboard": False,
     "eval.steps": 3,
+    "eval.at_start": True,
 }
 
 

@@ -227,3 +227,17 @@ def test_names_of_columns_are_checked(problems: Problems, columns: str) -> None:
     for key in ("columns", "tags"):
         [problem] = problems("", f"data.train=[{{path: a, {key}: {columns}}}]")
         assert f"data.train[0].{key}: wanted a mapping of " in problem
+
+
+def test_the_cache_folder_need_not_be_there_and_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "train.jsonl").touch()
+    (tmp_path / "there").mkdir()
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: {path: model}\ndata: {train: train.jsonl}\ntrain: {output_dir: run, max_steps: 1}\n"
+    )
+    for folder in ("there", "to/be/made"):
+        check_paths(load_config(path, [f"data.cache_dir={folder}"]))
+    with pytest.raises(ConfigError, match=r"`train\.jsonl` .* is a file; name a folder"):
+        check_paths(load_config(path, ["data.cache_dir=train.jsonl"]))

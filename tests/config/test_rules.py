@@ -98,10 +98,28 @@ def test_rules_are_reported_beside_wrong_values(problems: Problems) -> None:
 
 
 @pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["eval.steps=3"], "eval.steps: there are no rows to evaluate on"),
+        (["eval.at_start=true"], "eval.at_start: there are no rows to evaluate on"),
+        (["data.eval=a.jsonl", "data.eval_share=0.1"], "data.eval_share: set together with"),
+        (["data.eval=[{path: a.jsonl, weight: 2}]"], "data.eval: `weight` of "),
+        (["data.eval=[{path: a.jsonl, split: test}]"], "data.eval: `split` of "),
+        (["data.eval=[{path: a.jsonl, formt: text}]"], "data.eval[0].formt: unknown key"),
+        (["data.eval=[]"], "data.eval: wanted a path, a list of paths"),
+        (["data.eval_share=1"], "data.eval_share: wanted a number above 0 and below 1"),
+    ],
+)
+def test_an_evaluation_of_nothing_or_of_two_things_is_refused(
+    problems: Problems, overrides: list[str], said: str
+) -> None:
+    [problem] = problems("", *overrides)
+    assert said in problem
+
+
+@pytest.mark.parametrize(
     ("override", "key"),
     [
-        ("data.eval=eval.jsonl", "data.eval"),
-        ("eval.steps=10", "eval.steps"),
         ("model.attention=flash_attention_2", "model.attention"),
         ("model.attention=flex_attention", "model.attention"),
         ("model.trust_remote_code=true", "model.trust_remote_code"),
@@ -123,6 +141,9 @@ def test_what_is_not_in_this_version_is_refused_by_name(
         "data.packing=true",
         "data.eval=null",
         "eval.steps=null",
+        "data.eval=eval.jsonl",
+        "data.eval=[a.jsonl, {path: b.jsonl, format: text, max_rows: 3}]",
+        "data.eval_share=0.01",
         "model.attention=eager",
         "pipeline.staging_bytes=auto",
         "checkpoint.save_steps=10",

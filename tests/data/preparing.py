@@ -51,9 +51,16 @@ def content(found: Prepared) -> tuple[bytes, ...]:
     """All arrays as bytes."""
     examples = found.examples
     assert examples.lines is not None
+    assert examples.files is not None
     return tuple(
         array.tobytes()
-        for array in (examples.tokens, examples.is_target, examples.offsets, examples.lines)
+        for array in (
+            examples.tokens,
+            examples.is_target,
+            examples.offsets,
+            examples.files,
+            examples.lines,
+        )
     )
 
 

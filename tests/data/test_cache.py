@@ -53,7 +53,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(damaged)
 
 
-@pytest.mark.parametrize("name", ["tokens", "is_target", "offsets", "lines", "rows.json"])
+@pytest.mark.parametrize("name", ["tokens", "is_target", "offsets", "files", "lines", "rows.json"])
 @pytest.mark.parametrize("how", ["first", "last", "cut", "gone", "empty"])
 def test_damage_is_found_and_the_rows_are_prepared_again(name: str, how: str, kept: Kept) -> None:
     good = content(kept.prepare())
@@ -171,7 +171,7 @@ def test_a_death_at_any_moment_leaves_whole_rows_or_none(
         assert kept.made - before in (0, 1)
         assert len(kept.entries) == 1  # what the dead one left was removed
         shutil.rmtree(kept.entries[0])
-    assert deaths == (7 if call == "fsync" else 1)
+    assert deaths == (8 if call == "fsync" else 1)
 
 
 def test_a_full_disk_is_one_clear_line_and_leaves_nothing(

@@ -62,6 +62,17 @@ def train(
     lanes: Callable[[torch.device], Lanes],
     ops: Callable[[tuple[Op, ...]], tuple[Op, ...]] | None = None,
     later: Later | None = None,
+    passes: int = 0,
+    scoring: Callable[[tuple[Op, ...]], tuple[Op, ...]] = lambda ops: ops,
 ) -> Outcome:
-    decided = MODES[name][1]
-    return run(configs[name], lanes, length=6, poison=True, decided=decided, ops=ops, later=later)
+    return run(
+        configs[name],
+        lanes,
+        length=6,
+        poison=True,
+        decided=MODES[name][1],
+        ops=ops,
+        later=later,
+        passes=passes,
+        scoring=scoring,
+    )

@@ -1,6 +1,7 @@
 """`metrics.jsonl`: one valid JSON object a step; a cut last line loses nothing else."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -9,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from megatrain_cli.errors import CorruptError, StorageError
-from megatrain_cli.report.journal import Journal, read_journal
-from megatrain_cli.report.records import StepRecord
+from megatrain_cli.report.journal import Journal, read_evaluations, read_journal
+from megatrain_cli.report.records import EvalRecord, StepRecord, perplexity
 
 numbers = st.floats(allow_nan=False)
 records = st.builds(
@@ -162,3 +163,21 @@ def test_a_full_disk_is_a_storage_error_when_the_journal_is_left_too(tmp_path: P
             os.dup2(full.fileno(), journal._file.fileno())
         with pytest.raises(StorageError, match="No space left"):
             journal.write(record(1))
+
+
+def test_evaluations_stand_between_steps_and_each_reader_sees_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    evaluated = EvalRecord(1, math.inf, perplexity(math.inf), 5, 0.5)
+    with Journal(path) as journal:
+        journal.write(record(1))
+        journal.write(evaluated)
+        journal.write(record(2))
+    assert [one.step for one in read_journal(path)] == [1, 2]
+    assert read_evaluations(path) == (evaluated,)
+    assert read_evaluations(tmp_path / "absent") == ()
+    assert perplexity(1e6) == math.inf
+    path.write_text(
+        '{"step": 1, "eval_loss": "x", "eval_perplexity": 1, "eval_tokens": 1, "eval_seconds": 1}\n'
+    )
+    with pytest.raises(CorruptError, match=r":1: not a step record: eval_loss is not a number"):
+        read_evaluations(path)

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.config.load import load_config
-from megatrain_cli.pipeline.compute import StepInputs
-from megatrain_cli.pipeline.executor import Executor, HostWork
-from megatrain_cli.pipeline.lanes import Pending
+from megatrain_cli.pipeline.executor import Executor
+from megatrain_cli.pipeline.lanes import Pending, Work
 from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.resume import ResumeRequest
@@ -41,10 +40,12 @@ def train_here(config: Path, *overrides: str, said: Said | None = None) -> str:
     return said.text
 
 
-def resume_here(run: Path, *overrides: str, said: Said | None = None) -> str:
+def resume_here(
+    run: Path, *overrides: str, steps: int | None = None, said: Said | None = None
+) -> str:
     said = said or Said()
     with said.console, one_thread():
-        resume(ResumeRequest(run, tuple(overrides)), said.console)
+        resume(ResumeRequest(run, tuple(overrides), steps=steps), said.console)
     return said.text
 
 
@@ -61,16 +62,14 @@ class Moments:
         self._step = 0
         run = Executor._run
 
-        def act_and_run(
-            executor: Executor, op: Op, step: StepInputs, host: HostWork
-        ) -> Pending | None:
+        def act_and_run(executor: Executor, op: Op, work: Work) -> Pending | None:
             if op.kind is Kind.FORWARD and op.layer == 0 and op.micro_batch == 0:
                 self._step += 1
             act = self._acts.pop((self._step, op.kind), None)
             if act is not None:
                 with executor._place(op):
                     act()
-            return run(executor, op, step, host)
+            return run(executor, op, work)
 
         patch.setattr(Executor, "_run", act_and_run)
 

@@ -3,6 +3,7 @@
 Forking is safe here: the process that forks has one thread, and refuses to fork with more.
 """
 
+import gc
 import json
 import os
 import queue
@@ -174,6 +175,7 @@ def _load_all(config: Path) -> None:
 
     loaded = load_config(config)
     load_rows(loaded.config, prepare(loaded)[1].decisions)
+    gc.freeze()  # a collection in a child would copy all of this
 
 
 def _become(args: list[str], broken: list[str], output: int) -> None:
@@ -187,4 +189,9 @@ def _become(args: list[str], broken: list[str], output: int) -> None:
     sys.argv = ["megatrain", *args]
     from megatrain_cli.cli.app import main
 
-    main()
+    try:
+        main()
+    except SystemExit as error:
+        # Taking down an interpreter this large costs seconds; `test_run.py` has ends that do.
+        sys.stdout.flush()
+        os._exit(int(error.code or 0))

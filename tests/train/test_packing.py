@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from megatrain_cli.pipeline.compute import MicroBatch
-from megatrain_cli.train.rows import StepRows
+from megatrain_cli.train.layout import StepRows
 from tests.train.workspace import Started, make_workspace, start
 
 LENGTH = 160  # of a row; three or four documents of 33 to 52 tokens

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatrain_cli.data.held_out import Documents
 from megatrain_cli.data.prepare import Prepared
 from megatrain_cli.data.sampler import RowStream
 from megatrain_cli.data.summary import DataSummary
@@ -37,6 +38,7 @@ def make_rows(
     examples = Examples(tokens, np.ones(num_rows, np.bool_), np.arange(num_rows + 1))
     return TrainingRows(
         data=Prepared(examples, SUMMARY, (), "0" * 32),
+        documents=Documents(examples),
         example=[],
         total_steps=0,
         _config=make_config(sections),

@@ -10,8 +10,9 @@ import pytest
 
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.pipeline.executor import Executor, IssuedStep
+from megatrain_cli.train.layout import StepRows
 from megatrain_cli.train.prefetch import Prefetch
-from megatrain_cli.train.rows import StepRows, TrainingRows
+from megatrain_cli.train.rows import TrainingRows
 from tests.train.workspace import make_workspace, start
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from megatrain_cli.checkpoint.save import Saver, SaveReport
 from megatrain_cli.errors import DeviceError, InternalError, NumericsError
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.crew import WorkSpan
@@ -15,8 +16,10 @@ from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.pipeline.compute import Compute
 from megatrain_cli.pipeline.moves import Moves
 from megatrain_cli.pipeline.ops import Kind
+from megatrain_cli.store.clock import TileClock
+from megatrain_cli.store.hold import Hold
 from megatrain_cli.store.master import LayerTile
-from tests.train.live import Moments, last_payloads, resume_here, train_here
+from tests.train.live import Moments, disk_waits, last_payloads, resume_here, train_here
 from tests.train.test_run import checkpoints_of, journal_of
 from tests.train.workspace import make_workspace
 
@@ -140,6 +143,30 @@ def test_layers_of_no_one_step_are_not_saved_and_what_was_saved_before_stays(
     assert checkpoints_of(run) == ["step-00000002"]
     if not changes:
         goes_on_as_if_nothing_had_been(run, workspace)
+
+
+def test_a_save_that_was_under_way_is_not_lost_where_the_state_in_memory_is(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, cancel, wait = tmp_path / "run", TileClock.cancel, Saver.wait
+    with monkeypatch.context() as patch, disk_waits(patch) as (_, go):
+
+        def cancel_and_let_go(clock: TileClock, hold: Hold) -> None:
+            cancel(clock, hold)
+            go.set()
+
+        def let_go_and_wait(saver: Saver) -> list[SaveReport]:
+            go.set()
+            return wait(saver)
+
+        patch.setattr(TileClock, "cancel", cancel_and_let_go)
+        patch.setattr(Saver, "wait", let_go_and_wait)
+        fail_update(patch, 4, 1, torn=True)
+        pool = f"checkpoint.bounce_pool={1 << 24}"
+        with pytest.raises(InternalError, match="belong to no one step"):
+            train_here(workspace, f"train.output_dir={run}", "checkpoint.save_steps=2", pool)
+    assert checkpoints_of(run) == ["step-00000002"]
+    goes_on_as_if_nothing_had_been(run, workspace)
 
 
 def test_a_loss_that_is_not_finite_is_never_learnt_nor_saved_as_a_step(

@@ -117,10 +117,11 @@ def test_a_disk_that_hangs_ends_the_run_with_10_and_leaves_what_was_saved(
         workspace,
         f"train.output_dir={run}",
         "checkpoint.save_steps=1",
+        "train.max_steps=1000",  # so that it is a step that waits, and not the last save
     ]
     child = server.run(*args, broken=["tests.train.broken:second_save_hangs"])
     assert child.end() == 10, child.text
     assert "Nothing has ended for 1 s" in child.text
     assert checkpoints_of(run) == ["step-00000001"]
-    resume_here(run)
+    resume_here(run, steps=4)
     assert last_payloads(run) == last_payloads(workspace.parent / "whole")

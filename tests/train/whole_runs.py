@@ -13,6 +13,8 @@ from rich.console import Console
 from megatrain_cli.config.load import load_config
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.records import StepRecord
+from megatrain_cli.train.layout import StepRows
+from megatrain_cli.train.prefetch import Prefetch
 from megatrain_cli.train.resume import ResumeRequest
 from megatrain_cli.train.rows import TrainingRows
 from megatrain_cli.train.session import resume, train
@@ -99,15 +101,17 @@ class Runs:
 
     @contextmanager
     def _watched(self, ends: type[BaseException] | None) -> Iterator[None]:
-        find = TrainingRows.ids_of_step
+        begin = Prefetch.of_step
 
-        def note(rows: TrainingRows, index: int) -> list[int]:
-            ids = find(rows, index)
-            self.taken.append((index + 1, tuple(ids)))
-            return ids
+        def note(prefetch: Prefetch, index: int) -> StepRows:
+            # Not when rows are made: those of the next step are, whether it comes or not.
+            rows = prefetch._rows
+            assert isinstance(rows, TrainingRows)
+            self.taken.append((index + 1, tuple(rows.ids_of_step(index))))
+            return begin(prefetch, index)
 
         with pytest.MonkeyPatch.context() as patch, one_thread():
-            patch.setattr(TrainingRows, "ids_of_step", note)
+            patch.setattr(Prefetch, "of_step", note)
             with pytest.raises(ends) if ends else nullcontext():
                 yield
 

@@ -1,0 +1,71 @@
+"""From a config to rows of tokens: tokenizer, template, sources, preparation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.data.chunks import Encoding
+from megatrain_cli.data.examples import load_tokenizer
+from megatrain_cli.data.files import show_path
+from megatrain_cli.data.known import use_template
+from megatrain_cli.data.prepare import HowToPrepare, Prepared, Progress, prepare
+from megatrain_cli.data.source import SourceFile
+from megatrain_cli.data.sources import find_sources
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """All documents of a config, and what made them.
+
+    Attributes:
+        tokenizer: With the template of the config.
+    """
+
+    tokenizer: "PreTrainedTokenizerBase"
+    sources: tuple[SourceFile, ...]
+    prepared: Prepared
+
+    def place(self, i: int) -> tuple[str, int]:
+        """Where a document came from: the file, as a user would write it, and its line or row."""
+        examples = self.prepared.examples
+        assert examples.files is not None  # prepared rows have them
+        assert examples.lines is not None
+        ends = np.cumsum(self.prepared.summary.used_by_source)
+        source = int(np.searchsorted(ends, i, side="right"))
+        hub, line = self.sources[source].hub, int(examples.lines[i])
+        if hub is not None:
+            return hub.shown, line
+        return show_path(self.prepared.contents[source][examples.files[i]].path), line
+
+
+def load_data(
+    config: TrainConfig,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = lambda rows, share: None,
+) -> LoadedData:
+    """Read and tokenise all data, or take what was made of it before.
+
+    Raises:
+        DataError: A row cannot be used, or none has anything to learn.
+        ModelError: The model folder has no tokenizer.
+        StorageError: The disk refused.
+    """
+    tokenizer, data = load_tokenizer(Path(config.model.path)), config.data
+    use_template(tokenizer, data.template)
+    sources = find_sources(data)
+    prepared = prepare(
+        sources,
+        tokenizer,
+        Encoding(data.max_length, data.overlong, data.train_on_prompt),
+        data.on_bad_row,
+        data.max_bad_share,
+        HowToPrepare(data.workers, data.cache_dir, progress, say),
+    )
+    return LoadedData(tokenizer, sources, prepared)
