@@ -1,12 +1,13 @@
 """What a run took beside what was planned, said at its end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.probe.peaks import gpu_peak_bytes, host_peak_bytes
+from megatrain_cli.train.assemble import Engine
 from megatrain_cli.train.forecast import forecast
 from megatrain_cli.units import show_bytes
 
@@ -38,6 +39,12 @@ class Compared:
 
     def _show(self, value: float) -> str:
         return show_bytes(round(value)) if self.is_bytes else f"{value:.3g} s"
+
+
+def tell_compared(engine: Engine, seconds: Sequence[float], say: Callable[[str], None]) -> None:
+    """Say how an engine's run came out, see `measured_beside_planned`."""
+    for line in measured_beside_planned(engine.plan, engine.skeleton.spec, seconds):
+        say(line)
 
 
 def measured_beside_planned(

@@ -28,6 +28,8 @@ def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
     refuse_what_does_not_fit(plan)  # before any data is read
     rows = load_rows(config, plan.decisions, say=console.note, progress=console.preparing)
     check_examples(rows.examples, skeleton, Path(config.model.path))
+    if rows.evaluation is not None:
+        check_examples(rows.evaluation.documents.examples, skeleton, Path(config.model.path))
     show_rows(rows, console)
     known = replace(plan.known, length=rows.longest)
     plan = make_plan(config, skeleton.spec, skeleton.layouts, plan.machine, known)
