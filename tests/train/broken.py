@@ -10,7 +10,6 @@ from megatrain_cli.checkpoint.commit import Commit
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.load import LazyLoader
 from megatrain_cli.checkpoint.names import MANIFEST
-from megatrain_cli.checkpoint.save import Saver
 from megatrain_cli.pipeline.compute import Compute, StepInputs
 from megatrain_cli.pipeline.ops import Op
 from megatrain_cli.store.clock import TileClock
@@ -58,28 +57,6 @@ def loading_never_ends() -> None:
 
     _replace(LazyLoader, _load=_wait_for_ever)
     _replace(TileClock, wait_for_weights=say_and_wait)
-
-
-def save_waits_until_abandoned() -> None:
-    """Say `waits now` where a checkpoint's first folder is made, and wait until it is unwanted."""
-    unwanted = threading.Event()
-    make_folder, abandon = FileSystem.make_folder, Saver.abandon
-
-    def make_and_wait(fs: FileSystem, path: Path) -> None:
-        make_folder(fs, path)
-        if path.name.startswith(".tmp-step-"):
-            os.write(2, b"waits now\n")
-            unwanted.wait(60)
-
-    def tell_and_abandon(saver: Saver) -> None:
-        capture = saver._capture
-        if capture is not None:  # first, or the save might be made before it is given up
-            saver._store.clock.cancel(capture.hold)
-        unwanted.set()
-        abandon(saver)
-
-    _replace(FileSystem, make_folder=make_and_wait)
-    _replace(Saver, abandon=tell_and_abandon)
 
 
 def step_3_hangs() -> None:
