@@ -11,7 +11,12 @@ from typing import cast
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 import megatrain_cli.model.attention  # noqa: F401  makes `packed` known to transformers
 from megatrain_cli.errors import ModelError
@@ -50,6 +55,12 @@ def construct(config: PreTrainedConfig, dtype: torch.dtype, attention: str) -> P
     Raises:
         ModelError: The config has a value that the model's code refuses, or a buffer has no value.
     """
+    family = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if attention == "sdpa" and getattr(family, "_supports_sdpa", None) is False:
+        raise ModelError(
+            f"{config.model_type} models have no `sdpa` attention in transformers. Set "
+            "`model.attention: eager`."
+        )
     try:
         with EmptyOnMeta():
             model = cast(

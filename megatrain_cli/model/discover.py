@@ -143,7 +143,7 @@ def make_skeleton(
     path, module_list = find_layers(model)
     tape = Tape(len(module_list))
     layers = replace_layers(module_list, tape)
-    with watch_experts(layers) as visited:
+    with watch_experts(model.config, layers) as visited:
         owners = find_owners(model, names, layers, tape)
     has_dropout = asks_for_dropout(config, (model, *layers))
     for module in (model, *layers):

@@ -5,10 +5,13 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 
 @contextmanager
-def watch_experts(layers: Sequence[nn.Module]) -> Iterator[dict[int, int]]:
+def watch_experts(
+    config: PreTrainedConfig, layers: Sequence[nn.Module]
+) -> Iterator[dict[int, int]]:
     """Watch which experts a forward asks for.
 
     A module that has `num_experts` and is given whole numbers, a row of them a token, computes that
@@ -16,6 +19,8 @@ def watch_experts(layers: Sequence[nn.Module]) -> Iterator[dict[int, int]]:
     that computes all its experts for every token has none that are left out.
 
     Args:
+        config: The model's own. Meanwhile it asks for experts by batched products, which exist in
+            any dtype; grouped ones want BF16, on meta too.
         layers: The decoder layers.
 
     Yields:
@@ -32,6 +37,8 @@ def watch_experts(layers: Sequence[nn.Module]) -> Iterator[dict[int, int]]:
                         found[id(param)] = value.shape[-1]
                 return
 
+    implementation = config._experts_implementation
+    config._experts_implementation = "batched_mm"
     hooks = [
         module.register_forward_pre_hook(note, with_kwargs=True)
         for layer in layers
@@ -41,5 +48,6 @@ def watch_experts(layers: Sequence[nn.Module]) -> Iterator[dict[int, int]]:
     try:
         yield found
     finally:
+        config._experts_implementation = implementation
         for hook in hooks:
             hook.remove()

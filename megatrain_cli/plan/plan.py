@@ -249,7 +249,7 @@ def _summary(
         rows += f", {d.joined} micro-batches at once"
     size = f"{show_count(spec.num_parameters)} parameters"
     if spec.num_active < spec.num_parameters:
-        size += f" ({show_count(spec.num_active)} active)"
+        size += f" ({show_count(spec.num_active)} active: TFLOPS are of these)"
     size += f", {layers} layers{tied}"
     how = ", compiled" * d.compiled + ", deterministic" * d.deterministic
     return (

@@ -263,10 +263,8 @@ def check_examples(examples: Examples, skeleton: Skeleton, folder: Path) -> None
 
 
 def _discover(config: TrainConfig, to_train: bool) -> Skeleton:
-    dtype = DTYPES[config.model.dtype]
-    attention = attention_of(config)
-    path = Path(config.model.path)
-    return discover(path, dtype=dtype, attention=attention, to_train=to_train)
+    dtype, attention = DTYPES[config.model.dtype], attention_of(config)
+    return discover(Path(config.model.path), dtype=dtype, attention=attention, to_train=to_train)
 
 
 def _known(config: TrainConfig, name: str) -> Skeleton:

@@ -65,6 +65,16 @@ def test_a_token_meets_the_experts_that_its_gradient_reaches(family: str) -> Non
     assert spec.num_active == active < spec.num_parameters
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_are_the_same_in_any_dtype(family: str) -> None:
+    half, full = (
+        skeleton_of(config_of(family), dtype) for dtype in (torch.bfloat16, torch.float32)
+    )
+    assert half.spec == full.spec
+    assert not full.foreign
+    assert full.model.config._experts_implementation == "grouped_mm"
+
+
 def test_all_of_a_dense_model_is_active() -> None:
     config = AutoConfig.for_model("llama", **SIZES)
     spec = skeleton_of(config).spec
@@ -108,3 +118,9 @@ def test_only_layers_with_a_window_are_short_sighted() -> None:
 def test_latent_attention_is_as_wide_as_its_keys_and_values() -> None:
     """Scores are made of keys of 16, sums of values of 12, in 4 heads."""
     assert skeleton_of(config_of("deepseek_v3")).spec.attention_width == 4 * (16 + 12) // 2
+
+
+def test_attention_that_a_family_lacks_is_refused_with_what_it_has() -> None:
+    message = r"gpt_oss models have no `sdpa` attention.* Set `model.attention: eager`"
+    with pytest.raises(ModelError, match=message):
+        make_skeleton(config_of("gpt_oss"), dtype=torch.bfloat16, attention="sdpa")

@@ -103,11 +103,13 @@ def test_the_largest_decoder_layer_decides_slots_and_slabs() -> None:
 def test_the_summary_names_both_numbers() -> None:
     found = mixture(make_spec(hidden=64), 8, 2)
     model = dict(plan_for(found, GPU).summary)["model"]
-    assert model == "TinyForCausalLM, 821.5k parameters (231.7k active), 3 layers"
+    assert model == (
+        "TinyForCausalLM, 821.5k parameters (231.7k active: TFLOPS are of these), 3 layers"
+    )
 
 
 def skeleton(family: str, more: Mapping[str, object]) -> Skeleton:
-    config = AutoConfig.for_model(family, **SIZES | more)
+    config = AutoConfig.for_model(family, **{**SIZES, **more})
     return make_skeleton(config, dtype=torch.bfloat16, attention="sdpa", to_train=False)
 
 
