@@ -9,7 +9,7 @@ from megatrain_cli.model.shapes import find_shape, known_shapes
 NAMES = tuple(name for name, shape in known_shapes().items() if shape.active is not None)
 
 # What a card leaves out of what a token meets: the embedding, or the head as well.
-WITHOUT_EMBEDDING = ("gpt-oss", "deepseek-v2-lite", "deepseek-v3")
+WITHOUT_EMBEDDING = ("gpt-oss", "deepseek-v2-lite", "deepseek-v3", "deepseek-r1", "kimi-k2")
 WITHOUT_BOTH = ("glm-4.5",)
 
 
