@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from megatrain_cli.cli.options import AsJson, Overrides, parse_overrides, read_config
+from megatrain_cli.units import show_count
 
 if TYPE_CHECKING:
     from megatrain_cli.config.load import LoadedConfig
+    from megatrain_cli.model.skeleton import Skeleton
     from megatrain_cli.plan.machine import MachineSpec
 
 
@@ -60,6 +62,21 @@ def find_machine(name: str) -> "MachineSpec":
     file = load_machine_file(Path(name))
     assert file is not None  # a file that was named is read or refused
     return replace(file.machine, origin=f"{name}, measured {file.date[:10]}")
+
+
+def billed_as_others(skeleton: "Skeleton") -> list[str]:
+    """A line if the model keeps parameters in a dtype of their own."""
+    if not skeleton.foreign:
+        return []
+    numel = {p.name: p.numel for layer in skeleton.spec.layers for p in layer.params}
+    own = sum(numel[name] for name in skeleton.foreign)
+    name, dtype = next(iter(skeleton.foreign.items()))
+    theirs, ours = (str(one).removeprefix("torch.") for one in (dtype, skeleton.dtype))
+    line = (
+        f"{show_count(own)} of {show_count(skeleton.spec.num_parameters)} parameters, such as "
+        f"`{name}`, are kept in {theirs} and billed as {ours}"
+    )
+    return [line]
 
 
 def _tokens_as_overrides(tokens: str | None) -> list[str]:
@@ -131,11 +148,13 @@ def plan(
     from megatrain_cli.train.forecast import forecast, timeline_of
     from megatrain_cli.train.pricing import lines_of, price, starving_slabs
 
-    skeleton, run_plan = prepare(loaded, there, model)
-    if model is not None and skeleton.spec.architecture not in PROVED:
-        typer.echo(
-            f"note: {skeleton.spec.architecture} is not proved: `train` refuses it", err=True
-        )
+    skeleton, run_plan = prepare(loaded, there, model, to_train=False)
+    proved = skeleton.spec.architecture in PROVED
+    if not proved:
+        architecture = skeleton.spec.architecture
+        typer.echo(f"note: training of {architecture} is not proved: `train` refuses it", err=True)
+    for note in billed_as_others(skeleton):
+        typer.echo(f"note: {note}", err=True)
     train, saves = loaded.config.train, loaded.config.checkpoint
     expected = forecast(run_plan, skeleton.spec, train.max_steps, saves.save_steps)
     remedies = price(loaded.config, skeleton, run_plan)
@@ -144,6 +163,8 @@ def plan(
         run_plan = replace(run_plan, warnings=(*run_plan.warnings, starving))
     if as_json:
         values = {**run_plan.to_json(), "config": loaded.config.model_dump(mode="json")}
+        values |= {"proved": proved, "parameters": skeleton.spec.num_parameters}
+        values["active_parameters"] = skeleton.spec.num_active
         values["step_seconds"] = None  # where no rates are known
         values |= expected.to_json() if expected else {}
         values["remedies"] = [remedy.to_json() for remedy in remedies]

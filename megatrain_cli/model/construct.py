@@ -11,7 +11,12 @@ from typing import cast
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 import megatrain_cli.model.attention  # noqa: F401  makes `packed` known to transformers
 from megatrain_cli.errors import ModelError
@@ -44,12 +49,18 @@ class EmptyOnMeta(TorchFunctionMode):
 def construct(config: PreTrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     """Make the causal language model of a config: parameters on meta, buffers real on the CPU.
 
-    Neither the global random state nor `config` is changed.
+    Neither the global random state nor `config` is changed. Parameters that the model keeps in a
+    dtype of their own have it: see `foreign_dtypes`.
 
     Raises:
-        ModelError: The config has a value that the model's code refuses, a parameter would not be
-            in `dtype`, or a buffer has no value.
+        ModelError: The config has a value that the model's code refuses, or a buffer has no value.
     """
+    family = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if attention == "sdpa" and getattr(family, "_supports_sdpa", None) is False:
+        raise ModelError(
+            f"{config.model_type} models have no `sdpa` attention in transformers. Set "
+            "`model.attention: eager`."
+        )
     try:
         with EmptyOnMeta():
             model = cast(
@@ -67,12 +78,6 @@ def construct(config: PreTrainedConfig, dtype: torch.dtype, attention: str) -> P
             f"{type(error).__name__}: {' '.join(str(error).split())}"
         ) from error
     _move_parameters_to_meta(model)
-    for name, param in model.named_parameters():
-        if param.dtype != dtype:
-            raise ModelError(
-                f"{type(model).__name__} keeps `{name}` in {param.dtype}, not in {dtype}: "
-                "mixed dtypes in one layer cannot be trained yet."
-            )
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
             raise ModelError(
@@ -88,6 +93,11 @@ def construct(config: PreTrainedConfig, dtype: torch.dtype, attention: str) -> P
     model.config.return_dict = True
     model.config.pad_token_id = None
     return model
+
+
+def foreign_dtypes(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Parameters that are not in `dtype`, by name: routers that a family keeps in FP32."""
+    return {name: p.dtype for name, p in model.named_parameters() if p.dtype != dtype}
 
 
 def _move_parameters_to_meta(model: nn.Module) -> None:

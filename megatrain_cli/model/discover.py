@@ -12,7 +12,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from megatrain_cli.errors import ModelError
-from megatrain_cli.model.construct import construct
+from megatrain_cli.model.construct import construct, foreign_dtypes
+from megatrain_cli.model.experts import watch_experts
 from megatrain_cli.model.kinds import asks_for_dropout, layer_kinds
 from megatrain_cli.model.layout import make_layout
 from megatrain_cli.model.ownership import Ownership, find_layers, find_owners, replace_layers
@@ -38,25 +39,28 @@ PROVED = frozenset(
 _OLD_BUFFERS = (r"\brotary_emb\.inv_freq$", r"\battn\.masked_bias$")
 
 
-def discover(folder: Path, *, dtype: torch.dtype, attention: str) -> Skeleton:
+def discover(
+    folder: Path, *, dtype: torch.dtype, attention: str, to_train: bool = True
+) -> Skeleton:
     """Make the skeleton of the model in a Hugging Face folder.
 
     Args:
         folder: Holds config.json; nothing else is read.
         dtype: Compute dtype.
         attention: `sdpa`, `eager`, or `packed` for rows of several documents.
+        to_train: See `make_skeleton`; what is not proved can be planned.
 
     Raises:
         ModelError: config.json is missing or damaged, or the architecture cannot be trained.
     """
     config = read_config(folder)
     architecture = _architecture(config)
-    if architecture not in PROVED:
+    if to_train and architecture not in PROVED:
         raise ModelError(
             f"{architecture} in {folder} is not proved yet: its loss and gradients were never "
             f"compared with Hugging Face's. Proved are {', '.join(sorted(PROVED))}."
         )
-    return make_skeleton(config, dtype=dtype, attention=attention)
+    return make_skeleton(config, dtype=dtype, attention=attention, to_train=to_train)
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
@@ -104,8 +108,16 @@ def read_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: str) -> Skeleton:
+def make_skeleton(
+    config: PreTrainedConfig, *, dtype: torch.dtype, attention: str, to_train: bool = True
+) -> Skeleton:
     """Make the skeleton of any causal language model, proved or not.
+
+    Args:
+        config: Of the model.
+        dtype: Compute dtype.
+        attention: `sdpa`, `eager` or `packed`.
+        to_train: Without it the skeleton is to plan with, and may have `foreign` parameters.
 
     Raises:
         ModelError: The model is not one sequence of decoder layers with parameters of their own.
@@ -119,12 +131,20 @@ def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: st
         )
     _refuse_moving_rope(config)
     model = construct(config, dtype, attention)
+    foreign = foreign_dtypes(model, dtype)
+    if to_train:
+        for name, found in foreign.items():
+            raise ModelError(
+                f"{type(model).__name__} keeps `{name}` in {found}, not in {dtype}: "
+                "mixed dtypes in one layer cannot be trained yet."
+            )
     # Before the layers are replaced: their parameters are in no state dict afterwards.
     names = dict(model.named_parameters(remove_duplicate=False))
     path, module_list = find_layers(model)
     tape = Tape(len(module_list))
     layers = replace_layers(module_list, tape)
-    owners = find_owners(model, names, layers, tape)
+    with watch_experts(model.config, layers) as visited:
+        owners = find_owners(model, names, layers, tape)
     has_dropout = asks_for_dropout(config, (model, *layers))
     for module in (model, *layers):
         module.train(has_dropout)
@@ -132,7 +152,7 @@ def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: st
         architecture=type(model).__name__,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
-        layers=_layer_specs(path, layers, names, owners),
+        layers=_layer_specs(path, layers, names, owners, visited, _full_attention(config)),
         tied=owners.tied,
         has_dropout=has_dropout,
         max_positions=getattr(config, "max_position_embeddings", None),
@@ -151,12 +171,21 @@ def make_skeleton(config: PreTrainedConfig, *, dtype: torch.dtype, attention: st
         base_prefix=model.base_model_prefix,
         ignored_keys=(*sorted(model._keys_to_ignore_on_load_unexpected or ()), *_OLD_BUFFERS),
         dtype=dtype,
+        foreign=foreign,
     )
     return replace(skeleton, spec=replace(spec, lookup=is_lookup(skeleton)))
 
 
 def _attention_width(config: PreTrainedConfig) -> int:
+    """Heads of queries times their size; of latent attention times the mean of keys' and values'.
+
+    There `head_dim` is the rotary part alone.
+    """
     heads: int = getattr(config, "num_attention_heads", 1)
+    if hasattr(config, "qk_nope_head_dim"):
+        keys: int = config.qk_nope_head_dim + config.qk_rope_head_dim
+        values: int = config.v_head_dim
+        return heads * (keys + values) // 2
     size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
     return heads * size
 
@@ -167,6 +196,12 @@ def _window(config: PreTrainedConfig) -> int | None:
         return None
     window = getattr(config, "sliding_window", None)
     return window if isinstance(window, int) else None
+
+
+def _full_attention(config: PreTrainedConfig) -> set[int]:
+    """Layers without the window, where a family has both kinds."""
+    types = getattr(config, "layer_types", None) or ()
+    return {index for index, name in enumerate(types) if name == "full_attention"}
 
 
 def is_lookup(skeleton: Skeleton) -> bool:
@@ -210,12 +245,17 @@ def _layer_specs(
     layers: tuple[nn.Module, ...],
     names: dict[str, nn.Parameter],
     owners: Ownership,
+    visited: dict[int, int],
+    full: set[int],
 ) -> tuple[LayerSpec, ...]:
     def specs(owned: tuple[str, ...]) -> tuple[ParamSpec, ...]:
-        return tuple(ParamSpec(name, tuple(names[name].shape)) for name in owned)
+        return tuple(
+            ParamSpec(name, tuple(names[name].shape), visited.get(id(names[name]), 0))
+            for name in owned
+        )
 
     decoder_layers = (
-        LayerSpec(f"layer-{index:05d}", kind, specs(owned), f"{path}.{index}")
+        LayerSpec(f"layer-{index:05d}", kind, specs(owned), f"{path}.{index}", index in full)
         for index, (kind, owned) in enumerate(zip(layer_kinds(layers), owners.layers, strict=True))
     )
     return (

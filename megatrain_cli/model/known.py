@@ -23,7 +23,7 @@ def config_of(shape: Shape) -> PreTrainedConfig:
 def known_skeleton(
     name: str, *, dtype: torch.dtype, attention: str, layers: int | None = None
 ) -> Skeleton:
-    """The skeleton of a model in the list.
+    """The skeleton of a model in the list, to plan with.
 
     Args:
         name: As `qwen2.5-32b`.
@@ -37,4 +37,4 @@ def known_skeleton(
     shape = find_shape(name)
     if layers is not None:
         shape = replace(shape, layers=layers)
-    return make_skeleton(config_of(shape), dtype=dtype, attention=attention)
+    return make_skeleton(config_of(shape), dtype=dtype, attention=attention, to_train=False)

@@ -5,7 +5,8 @@ to `head`; one that is used on both sides is tied, and `embed` owns it. So no na
 embedding or a projection is known here.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -98,7 +99,8 @@ def find_owners(
                 )
             owner[name] = index
 
-    before, after = _follow_forward(model, first_names, tape)
+    with _buffers_on_meta(layers):
+        before, after = _follow_forward(model, first_names, tape)
     shared = sorted((before | after) & owner.keys())
     if shared:
         raise ModelError(
@@ -121,6 +123,20 @@ def find_owners(
         tied=tuple(n for n in order if n in after and n in before),
         aliases=aliases,
     )
+
+
+@contextmanager
+def _buffers_on_meta(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Layers meet meta tensors meanwhile, and so must their buffers, such as biases of routers."""
+    owners = [module._buffers for layer in layers for module in layer.modules() if module._buffers]
+    kept = [dict(buffers) for buffers in owners]
+    for buffers in owners:
+        buffers.update({k: b if b is None else b.to("meta") for k, b in buffers.items()})
+    try:
+        yield
+    finally:
+        for buffers, real in zip(owners, kept, strict=True):
+            buffers.update(real)
 
 
 class _UseLog(TorchDispatchMode):

@@ -1,7 +1,8 @@
 """Published models by name: what their config.json says of sizes, without a hub."""
 
 import difflib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -10,16 +11,6 @@ import yaml
 from megatrain_cli.errors import ModelError
 
 _FILE = Path(__file__).with_name("shapes.yaml")
-
-# Experts are not in this version: each token reads other weights.
-MIXTURES = frozenset(
-    {
-        *("mixtral-8x7b", "mixtral-8x22b", "qwen2-57b-a14b", "qwen3-30b-a3b", "qwen3-235b-a22b"),
-        *("gpt-oss-20b", "gpt-oss-120b", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3"),
-        *("deepseek-r1", "glm-4.5", "glm-4.5-air", "llama-4-scout", "llama-4-maverick"),
-        *("phi-3.5-moe", "olmoe-1b-7b", "kimi-k2"),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -34,6 +25,8 @@ class Shape:
         attention: `auto`, or the only kernel that the family has.
         biased: Whether attention has biases; None leaves that to the family.
         parameters: As published; tied ones once.
+        active: Of a mixture of experts, parameters that a token meets, as published.
+        more: Fields of config.json that only this family has, under their names there.
     """
 
     name: str
@@ -50,6 +43,8 @@ class Shape:
     tied: bool = False
     biased: bool | None = None
     attention: str = "auto"
+    active: int | None = None
+    more: Mapping[str, object] = field(default_factory=dict)
 
     def config_values(self) -> dict[str, object]:
         """Under the names of config.json."""
@@ -67,7 +62,7 @@ class Shape:
             values["head_dim"] = self.head_dim
         if self.biased is not None:
             values["attention_bias"] = self.biased
-        return values
+        return values | dict(self.more)
 
 
 @cache
@@ -84,17 +79,12 @@ def find_shape(name: str) -> Shape:
     """The shape of a name, in any case.
 
     Raises:
-        ModelError: No such name, or a mixture of experts.
+        ModelError: No such name.
     """
     wanted, shapes = name.lower(), known_shapes()
     if wanted in shapes:
         return shapes[wanted]
-    if wanted in MIXTURES:
-        raise ModelError(
-            f"{name} is a mixture of experts, and those are not in this version. Dense models can "
-            "be planned."
-        )
-    close = difflib.get_close_matches(wanted, [*shapes, *MIXTURES], n=3)
+    close = difflib.get_close_matches(wanted, shapes, n=3)
     hint = f"Did you mean {', '.join(close)}? " if close else ""
     raise ModelError(
         f"There is no model `{name}` in the list. {hint}Known are {', '.join(shapes)}. Any other "

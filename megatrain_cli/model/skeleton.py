@@ -1,8 +1,8 @@
 """A model without weights: its own modules, real buffers, and where each parameter belongs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -28,7 +28,9 @@ class Skeleton:
         aliases: Second names of shared parameters: tied head name -> embedding name.
         base_prefix: Name of the base model inside `model`, such as `model` or `transformer`.
         ignored_keys: Regexes of tensors that old files of this family hold and nobody needs.
-        dtype: Compute dtype; the dtype of every parameter.
+        dtype: Compute dtype; the dtype of every parameter but those in `foreign`.
+        foreign: Parameters that the family keeps in a dtype of their own, by name. Only a skeleton
+            to plan with has any: it bills them in the compute dtype.
     """
 
     spec: ModelSpec
@@ -41,6 +43,7 @@ class Skeleton:
     base_prefix: str
     ignored_keys: tuple[str, ...]
     dtype: torch.dtype
+    foreign: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     @property
     def base(self) -> nn.Module:

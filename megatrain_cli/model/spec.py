@@ -12,15 +12,26 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """One parameter: its full Hugging Face name and its shape."""
+    """One parameter: its full Hugging Face name and its shape.
+
+    Attributes:
+        visited: Of a stack of experts along the first dimension, how many a token meets; 0 of a
+            parameter that every token meets whole.
+    """
 
     name: str
     shape: tuple[int, ...]
+    visited: int = 0
 
     @property
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def active_numel(self) -> int:
+        """Elements that a token meets."""
+        return self.numel // self.shape[0] * self.visited if self.visited else self.numel
 
 
 @dataclass(frozen=True)
@@ -33,17 +44,24 @@ class LayerSpec:
             sizes and how often a compile is needed, never correctness.
         params: Owned parameters, in the module's order. A tied weight is owned by `embed` alone.
         prefix: The module's dotted path (`model.layers.12`), empty for `embed` and `head`.
+        sees_all: Its tokens see all before them, though other layers have a window.
     """
 
     name: str
     kind: str
     params: tuple[ParamSpec, ...]
     prefix: str = ""
+    sees_all: bool = False
 
     @property
     def numel(self) -> int:
         """Number of parameters, without alignment."""
         return sum(p.numel for p in self.params)
+
+    @property
+    def active_numel(self) -> int:
+        """Number of parameters that a token meets: all but the experts that it is not sent to."""
+        return sum(p.active_numel for p in self.params)
 
 
 @dataclass(frozen=True)
@@ -94,3 +112,8 @@ class ModelSpec:
     def num_parameters(self) -> int:
         """Number of parameters; a tied weight counts once."""
         return sum(layer.numel for layer in self.layers)
+
+    @cached_property
+    def num_active(self) -> int:
+        """Number of parameters that a token meets, embedding included."""
+        return sum(layer.active_numel for layer in self.layers)

@@ -28,7 +28,7 @@ class StepBounds:
         adam: All updates.
         serial: Whether no update starts before backward has ended (deferred updates).
         tokens: Of a step with full rows.
-        flops: 6 x parameters x tokens.
+        flops: 6 x parameters that a token meets x tokens.
     """
 
     link: float | None
@@ -97,7 +97,7 @@ def step_bounds(spec: ModelSpec, decisions: Decisions, machine: MachineSpec) -> 
         adam=spec.num_parameters / adam_rate,
         serial=not decisions.eager,
         tokens=tokens,
-        flops=6 * spec.num_parameters * tokens,
+        flops=6 * spec.num_active * tokens,
     )
 
 

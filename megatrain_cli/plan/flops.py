@@ -1,10 +1,11 @@
 """Operations of a layer: the one place where they are counted.
 
 A product of an `(m, k)` and a `(k, n)` matrix is `2 m k n` operations: 2 a weight and a token in
-forward. Backward makes two such products. Attention is two products of queries and keys a pair of
-tokens that see each other, in all heads: `4 x pairs x width`; a causal row of T tokens has
-`T (T + 1) / 2` pairs. Fused kernels compute the first product again in backward, so that is five
-products to forward's two (Dao et al., "FlashAttention", 2022).
+forward. Backward makes two such products. Of a mixture's experts only those count that a token
+meets; the others are moved and updated, and multiply nothing. Attention is two products of queries
+and keys a pair of tokens that see each other, in all heads: `4 x pairs x width`; a causal row of T
+tokens has `T (T + 1) / 2` pairs. Fused kernels compute the first product again in backward, so that
+is five products to forward's two (Dao et al., "FlashAttention", 2022).
 """
 
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ def layer_flops(spec: ModelSpec, layer: int, rows: int, length: int, *, whole: b
     """
     tokens = rows * length
     last = len(spec.layers) - 1
-    numel = spec.layers[layer].numel
+    numel = spec.layers[layer].active_numel
     if layer == 0:
         return LayerFlops(0, 0)  # looking up an embedding multiplies nothing
     if layer == last and spec.tied:
@@ -47,7 +48,8 @@ def layer_flops(spec: ModelSpec, layer: int, rows: int, length: int, *, whole: b
     products = 2.0 * numel * tokens
     attention = 0.0
     if whole and layer != last:
-        attention = 4.0 * rows * visible_pairs(length, spec.window) * spec.attention_width
+        window = None if spec.layers[layer].sees_all else spec.window
+        attention = 4.0 * rows * visible_pairs(length, window) * spec.attention_width
     return LayerFlops(products + attention, 2 * products + BACKWARD_ATTENTION * attention)
 
 

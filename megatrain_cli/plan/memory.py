@@ -7,7 +7,7 @@ memory too.
 from dataclasses import dataclass
 
 from megatrain_cli.model.layout import LayerLayout
-from megatrain_cli.model.spec import LayerSpec, ModelSpec
+from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
 from megatrain_cli.plan.checkpoints import IO_CHUNK_BYTES, IO_CHUNKS
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.plan.measured import Measured
@@ -310,15 +310,22 @@ def graph_bytes(sizes: Sizes, layer: LayerSpec) -> int:
     """What autograd keeps of one layer and micro-batch; an estimate if it was not measured.
 
     Every matrix product keeps its input, and what follows it keeps its output: (in + out) elements
-    a token, and half as much again for eager norms; compiled ones are computed again. Attention
-    that is not fused also keeps its T x T scores, in FP32 and twice.
+    a token, and half as much again for eager norms; compiled ones are computed again. Of experts
+    this is so for each one that a token meets. Attention that is not fused also keeps its T x T
+    scores, in FP32 and twice.
     """
     if sizes.measured:
         return sizes.measured.graph_of(layer.kind, sizes.tokens)
     d = sizes.decisions
-    per_token = sum(sum(p.shape[-2:]) for p in layer.params if len(p.shape) >= 2)
+    per_token = sum(map(_in_and_out, layer.params))
     tokens = sizes.tokens
     num_bytes = int((_COMPILED_GRAPH if d.compiled else _GRAPH) * tokens * per_token * sizes.width)
     if d.attention == "eager":
         num_bytes += 2 * 4 * tokens * d.max_length * sizes.spec.num_heads
     return num_bytes
+
+
+def _in_and_out(param: ParamSpec) -> int:
+    """Inputs and outputs of a token's products with one parameter; 0 if it is no matrix."""
+    shape = param.shape[1:] if param.visited else param.shape
+    return max(1, param.visited) * sum(shape[-2:]) if len(shape) >= 2 else 0

@@ -247,7 +247,10 @@ def _summary(
     rows = f"{d.num_micro_batches} x {d.micro_batch_size} rows of up to {d.max_length} tokens"
     if d.joined > 1:
         rows += f", {d.joined} micro-batches at once"
-    size = f"{show_count(spec.num_parameters)} parameters, {layers} layers{tied}"
+    size = f"{show_count(spec.num_parameters)} parameters"
+    if spec.num_active < spec.num_parameters:
+        size += f" ({show_count(spec.num_active)} active: TFLOPS are of these)"
+    size += f", {layers} layers{tied}"
     how = ", compiled" * d.compiled + ", deterministic" * d.deterministic
     return (
         ("model", f"{spec.architecture}, {size}"),

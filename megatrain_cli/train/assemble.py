@@ -79,7 +79,11 @@ def plan_run(loaded: LoadedConfig, machine: MachineSpec | None = None) -> RunPla
 
 
 def prepare(
-    loaded: LoadedConfig, machine: MachineSpec | None = None, name: str | None = None
+    loaded: LoadedConfig,
+    machine: MachineSpec | None = None,
+    name: str | None = None,
+    *,
+    to_train: bool = True,
 ) -> tuple[Skeleton, RunPlan]:
     """The model without weights, and the plan for it.
 
@@ -87,9 +91,10 @@ def prepare(
         loaded: What is asked.
         machine: To plan for; without it the one at hand.
         name: Of a published model, in place of the folder `model.path`.
+        to_train: Without it an architecture whose training is not proved is planned too.
     """
     config = loaded.config
-    skeleton = _discover(config) if name is None else _known(config, name)
+    skeleton = _discover(config, to_train) if name is None else _known(config, name)
     machine = machine or with_rates(probe_machine(config.pipeline.device))
     _check_compile(config, skeleton, machine)
     return skeleton, make_plan(config, skeleton.spec, skeleton.layouts, machine)
@@ -257,10 +262,9 @@ def check_examples(examples: Examples, skeleton: Skeleton, folder: Path) -> None
         )
 
 
-def _discover(config: TrainConfig) -> Skeleton:
-    dtype = DTYPES[config.model.dtype]
-    attention = attention_of(config)
-    return discover(Path(config.model.path), dtype=dtype, attention=attention)
+def _discover(config: TrainConfig, to_train: bool) -> Skeleton:
+    dtype, attention = DTYPES[config.model.dtype], attention_of(config)
+    return discover(Path(config.model.path), dtype=dtype, attention=attention, to_train=to_train)
 
 
 def _known(config: TrainConfig, name: str) -> Skeleton:

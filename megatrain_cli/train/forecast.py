@@ -26,7 +26,7 @@ class Forecast:
         forward_seconds: Of it, until the loss is known; waiting for updates included.
         backward_seconds: From the loss to the last gradient on the host.
         tokens_per_second: Of all positions, padding included.
-        tflops: 6 x parameters x tokens.
+        tflops: 6 x parameters that a token meets x tokens.
         save_seconds: One checkpoint's writing; None where the disk was not measured.
         stall_seconds: Of it, what training waits for: all that the pool cannot take and one step
             cannot hide.

@@ -44,3 +44,12 @@ def test_attention_grows_with_the_square_of_the_length() -> None:
 
     assert attention(64) == 4 * 16 * 64 * 65 / 2
     assert attention(4096) / attention(64) == pytest.approx(64**2, rel=0.02)
+
+
+def test_layers_that_see_all_have_no_window() -> None:
+    spec = replace(make_spec(), attention_width=16, window=8)
+    short, *_ = spec.decoder_layers
+    mixed = replace(spec, layers=(spec.embed, short, replace(short, sees_all=True), spec.head))
+    windowed, whole = (layer_flops(mixed, layer, 1, 64, whole=True).forward for layer in (1, 2))
+    unlimited = layer_flops(replace(mixed, window=None), 1, 1, 64, whole=True).forward
+    assert windowed < whole == unlimited

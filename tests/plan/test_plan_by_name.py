@@ -5,10 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import MixtralConfig
 
 from megatrain_cli.cli.app import main
+from megatrain_cli.config.load import load_config
+from megatrain_cli.errors import ModelError
 from megatrain_cli.plan.machine_file import Fingerprint, save_machine_file
 from megatrain_cli.plan.profiles import known_profiles
+from megatrain_cli.train.assemble import prepare
 from tests.plan.small import GPU, measured_file
 
 
@@ -67,7 +71,43 @@ def test_what_does_not_fit_gets_priced_remedies_by_cost(plan: Plan) -> None:
 def test_a_model_that_is_not_proved_is_planned_with_a_note(plan: Plan) -> None:
     code, _, err = plan("--model", "gemma-2-2b", "--machine", "h200-128gb", "--json")
     assert code == 0
-    assert err == "note: Gemma2ForCausalLM is not proved: `train` refuses it\n"
+    assert err == "note: training of Gemma2ForCausalLM is not proved: `train` refuses it\n"
+
+
+def test_a_mixture_is_planned_with_both_numbers_of_parameters(plan: Plan) -> None:
+    on = ("--model", "gpt-oss-20b", "--tokens", "8x1024", "--machine", "h200-1.5tb")
+    code, out, err = plan(*on, "--json")
+    assert code == 0
+    assert err == "note: training of GptOssForCausalLM is not proved: `train` refuses it\n"
+    read = json.loads(out)
+    assert (read["proved"], read["parameters"]) == (False, 20914757184)
+    per_second = read["tokens_per_second"]
+    assert read["tflops"] == pytest.approx(6 * read["active_parameters"] * per_second / 1e12)
+
+
+def test_routers_in_a_dtype_of_their_own_are_named(plan: Plan) -> None:
+    _, _, err = plan("--model", "deepseek-v2-lite", "--machine", "h200-1.5tb", "--json")
+    said = "3.408M of 15.71B parameters, such as `model.layers.1.mlp.gate.weight`, are kept in "
+    assert f"note: {said}float32 and billed as bfloat16\n" in err
+
+
+def test_a_folder_whose_training_is_not_proved_is_planned_and_not_trained(
+    plan: Plan, tmp_path: Path
+) -> None:
+    config = MixtralConfig(hidden_size=32, intermediate_size=16, num_hidden_layers=2, vocab_size=64)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    (tmp_path / "none.jsonl").touch()
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"model: {{path: {tmp_path}}}\ndata: {{train: none.jsonl}}\n"
+        "train: {output_dir: run, max_steps: 1}\n"
+    )
+    code, out, err = plan(str(path), "--machine", "h200-1.5tb")
+    assert code == 0
+    assert "MixtralForCausalLM, " in out
+    assert err == "note: training of MixtralForCausalLM is not proved: `train` refuses it\n"
+    with pytest.raises(ModelError, match=r"MixtralForCausalLM .* is not proved yet"):
+        prepare(load_config(path), GPU)
 
 
 def test_a_machine_file_says_when_it_was_measured(plan: Plan, tmp_path: Path) -> None:
@@ -84,7 +124,6 @@ def test_a_machine_file_says_when_it_was_measured(plan: Plan, tmp_path: Path) ->
         ((), 2, "wanted a config file, or --model NAME"),
         (("config.yaml", "--model", "phi-4"), 2, "give one"),
         (("--model", "phi-4", "--tokens", "1024"), 2, "--tokens wants ROWSxLENGTH"),
-        (("--model", "mixtral-8x7b"), 1, "mixture of experts"),
         (("--model", "phi-44"), 1, "Did you mean phi-4"),
         (("--model", "phi-4", "--machine", "abacus"), 1, "Known are"),
         (("--model", "phi-4", "--machine", "no/such.json"), 1, "no/such.json"),
