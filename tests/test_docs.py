@@ -19,6 +19,7 @@ CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
 CHECKPOINT_FORMAT = ROOT / "docs" / "checkpoint-format.md"
 TEMPLATES = ROOT / "docs" / "templates.md"
 DATA = ROOT / "docs" / "data.md"
+PAPER = ROOT / "docs" / "paper.md"
 FAILURES = ROOT / "docs" / "failure-modes.md"
 PAGES = (
     ROOT / "README.md",
@@ -30,6 +31,7 @@ PAGES = (
     FAILURES,
     DATA,
     TEMPLATES,
+    PAPER,
     PAGE,
 )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from megatrain_cli.cli.options import AsJson, Overrides, parse_overrides, read_config
+from megatrain_cli.errors import StorageError
 from megatrain_cli.units import show_count
 
 if TYPE_CHECKING:
@@ -93,6 +94,20 @@ def _tokens_as_overrides(tokens: str | None) -> list[str]:
     ]
 
 
+def write_picture(path: Path, picture: str) -> None:
+    """Write the picture of a plan; what was there is replaced.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    try:
+        path.write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror or error}. Name another place with `--svg`."
+        ) from error
+
+
 def plan(
     config: Annotated[
         Path | None,
@@ -131,6 +146,15 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            "--svg",
+            metavar="FILE",
+            help="Also draw memory and a step's timeline into this file.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show whether a run fits, and at what cost.
@@ -145,6 +169,7 @@ def plan(
     from megatrain_cli.report.plan_view import say, show_plan
     from megatrain_cli.report.timeline import Bar, draw_timeline
     from megatrain_cli.train.assemble import prepare, schedule_of
+    from megatrain_cli.train.drawing import draw_plan
     from megatrain_cli.train.forecast import forecast, timeline_of
     from megatrain_cli.train.pricing import lines_of, price, starving_slabs
 
@@ -161,6 +186,10 @@ def plan(
     starving = starving_slabs(skeleton, run_plan)
     if starving:
         run_plan = replace(run_plan, warnings=(*run_plan.warnings, starving))
+    if svg is not None:
+        name = model or str(config)
+        write_picture(svg, draw_plan(name, skeleton.spec, run_plan, expected))
+        say(f"picture: {svg}", talk())
     if as_json:
         values = {**run_plan.to_json(), "config": loaded.config.model_dump(mode="json")}
         values |= {"proved": proved, "parameters": skeleton.spec.num_parameters}

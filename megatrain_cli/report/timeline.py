@@ -16,12 +16,14 @@ class Bar:
         kind: What it does; its line is drawn with the letter of `letters`.
         start: Seconds.
         end: Seconds, not before `start`.
+        what: What it works on, such as `layer 3`.
     """
 
     lane: str
     kind: str
     start: float
     end: float
+    what: str = ""
 
 
 def draw_timeline(bars: Sequence[Bar], letters: dict[str, str], width: int = _WIDTH) -> str:

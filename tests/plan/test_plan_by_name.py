@@ -68,6 +68,22 @@ def test_what_does_not_fit_gets_priced_remedies_by_cost(plan: Plan) -> None:
     assert cost == sorted(cost)
 
 
+def test_a_picture_is_written_beside_whatever_is_printed(plan: Plan, tmp_path: Path) -> None:
+    on = ("--model", "smollm2-135m", "--machine", "rtx3090-64gb", "--svg")
+    path = tmp_path / "plan.svg"
+    code, out, err = plan(*on, str(path), "--json")
+    assert (code, err) == (0, f"picture: {path}\n")
+    drawn = path.read_text(encoding="utf-8")
+    assert drawn.startswith("<svg ")
+    assert "smollm2-135m on NVIDIA GeForce RTX 3090" in drawn
+    assert "One step" in drawn
+    read = json.loads(out)
+    assert all(line["owner"] in drawn for line in read["lines"])
+    code, out, err = plan(*on, str(tmp_path / "none" / "plan.svg"))
+    assert (code, out) == (7, "")
+    assert "plan.svg cannot be written: No such file or directory. Name another place" in err
+
+
 def test_a_model_that_is_not_proved_is_planned_with_a_note(plan: Plan) -> None:
     code, _, err = plan("--model", "gemma-2-2b", "--machine", "h200-128gb", "--json")
     assert code == 0

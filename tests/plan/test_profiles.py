@@ -37,6 +37,36 @@ def test_a_profile_is_a_machine_whose_every_number_is_marked(name: str) -> None:
         assert 0.85 * built_in * GIB < there.host_bytes < built_in * GIB
 
 
+# By datasheets and whitepapers, as in the comments of the files: dense BF16 TFLOPS, GB/s each way
+# of the link, GB/s of the RAM beside it.
+_STATED = {
+    "NVIDIA A100 80GB PCIe": (312, 32, 205),
+    "NVIDIA GB10": (125, 273, 273),  # its link is its memory, and of its TFLOPS an eighth of FP4's
+    "NVIDIA GH200 480GB": (989, 450, 384),
+    "NVIDIA H100 PCIe": (756, 64, 307),
+    "NVIDIA H100 80GB HBM3": (989, 64, 614),
+    "NVIDIA H200": (989, 64, 614),
+    "NVIDIA GeForce RTX 3090": (71, 32, 52),
+    "NVIDIA GeForce RTX 4090": (165, 32, 90),
+}
+_ADAM_BYTES = 26  # of `fp32_split`, read and written: 14 + 12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_rate_of_a_profile_is_above_what_its_parts_are_stated_to_reach(name: str) -> None:
+    there = find_profile(name)
+    rates = there.rates
+    assert rates is not None
+    assert rates.compute is not None
+    assert rates.link is not None
+    tflops, link, ram = _STATED[there.device_name or ""]
+    assert 0.6 * tflops < rates.compute.matmul / 1e12 < 0.9 * tflops
+    assert max(max(point.to_device, point.to_host) for point in rates.link) <= 0.9 * link * 1e9
+    assert rates.adam[-1].rate * _ADAM_BYTES < 0.85 * ram * 1e9
+    assert 2 * rates.copy[-1].rate < 0.85 * ram * 1e9  # a copy reads and writes
+    assert rates.read[-1].rate < 0.85 * ram * 1e9
+
+
 def test_a_plan_says_which_kind_of_numbers_it_used() -> None:
     there: MachineSpec = find_profile("h200-128gb")
     summary = dict(plan_for(make_spec(), there).summary)
