@@ -73,7 +73,6 @@ def test_a_shape_is_saved_once_with_each_pool_and_goes_on_from_the_last(
         assert one["num_bytes"] > 12 * 80_000  # all tensors of the tiny shape
         assert one["first_bytes"] >= one["least_bytes"] > 0
         assert 0 < one["first_seconds"] < one["step_seconds"]
-    assert eager["first_seconds"] > eager["loaded_seconds"]
     assert eager["first_bytes"] == eager["num_bytes"]
     assert list(tmp_path.iterdir()) == []
 

@@ -19,6 +19,9 @@ train: {output_dir: run, max_steps: 4}
 """
 
 
+# A shell that runs the tests in the background has them ignore interrupts, and children too.
+HEARS = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
 Leaves = Callable[..., tuple[int, str, str]]
 
 
@@ -180,7 +183,11 @@ def test_an_error_that_is_none_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyP
 def test_an_interrupt_leaves_with_130_and_no_traceback(project: Path) -> None:
     os.mkfifo(project / "slow.yaml")  # the command waits for someone to write the config
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "megatrain_cli", "plan", "slow.yaml"]
+    code = (
+        f"import sys\n{HEARS}from megatrain_cli.cli.app import main\n"
+        "sys.argv = ['megatrain', 'plan', 'slow.yaml']\nmain()\n"
+    )
+    command = [sys.executable, "-c", code]
     run = subprocess.Popen(command, cwd=project, env=env, stderr=subprocess.PIPE, text=True)
     with run, (project / "slow.yaml").open("w"):  # opens once the command reads
         run.send_signal(signal.SIGINT)
@@ -192,7 +199,7 @@ def test_an_interrupt_leaves_with_130_and_no_traceback(project: Path) -> None:
 def test_an_interrupt_ends_an_import_that_would_swallow_it(project: Path) -> None:
     """As transformers' lazy modules do: they take any exception for a missing package."""
     code = (
-        "import os, signal, sys\n"
+        f"import os, signal, sys\n{HEARS}"
         "from megatrain_cli.cli.app import main\n"
         "class Swallows:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
