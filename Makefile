@@ -50,7 +50,7 @@ layers: $(READY) ## imports point down, and thinking is torch-free
 
 cov: $(READY) ## all tests that need no GPU, with branch coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n auto --maxprocesses 4 \
-	  --cov --cov-report=term
+	  --dist worksteal --cov --cov-report=term
 
 # Real kills of whole runs; make check does 20 of each kind.
 kills: $(READY) ## kill runs 100 times at any moment; nothing may be lost (MEGATRAIN_KILLS=N for N)

@@ -105,6 +105,7 @@ def as_manifest(raw: bytes, _: int) -> None:
     assert Manifest.from_bytes(raw, "x").to_bytes() == raw
 
 
+@pytest.mark.no_cover
 def test_mutated_headers_are_refused_or_describe_the_file() -> None:
     draw = random.Random(1)
     text = HEAD[8:].rstrip(b" ")
@@ -120,6 +121,7 @@ def test_mutated_headers_are_refused_or_describe_the_file() -> None:
     assert refused > 0.6 * len(cases)
 
 
+@pytest.mark.no_cover
 def test_mutated_manifests_are_refused(manifest: bytes) -> None:
     draw = random.Random(2)
     cases = [mutate(manifest, draw) for _ in range(CASES * 4 // 10)]
@@ -127,6 +129,7 @@ def test_mutated_manifests_are_refused(manifest: bytes) -> None:
     assert survive(as_manifest, cases, 0) == len(cases) - same
 
 
+@pytest.mark.no_cover
 def test_changed_manifests_with_a_fitting_hash_are_refused_or_read_back(manifest: bytes) -> None:
     draw = random.Random(3)
     cases = []

@@ -152,14 +152,14 @@ def test_the_first_layers_are_usable_while_the_disk_holds_back_the_next(
     def wait(name: str, offset: int, buffer: memoryview) -> None:
         if "layer-00001" in name and threading.current_thread().name.startswith("load"):
             held.set()
-            assert go.wait(20)
+            assert go.wait(60)
 
     fresh = MasterStore(LAYOUTS, SPLIT)
     fs = ReadDisk(wait)
     with loading(folder, fresh, fs, threads=threads) as loader:
         try:
             loader.start()
-            assert held.wait(20)
+            assert held.wait(60)
             for index in (0, 1):
                 fresh.clock.wait_for_weights(index)
                 assert torch.equal(fresh.tiles[index].weights, store.tiles[index].weights)

@@ -55,7 +55,7 @@ def writing_first(
     with stopped_at(f"model-{store.tiles[FIRST].layout.layer.name}") as (disk, waits, go):
         saver = saver_of(store, run, disk, pool_bytes=pool_bytes)
         assert saver.begin(snapshot_of(store, step, pending))
-        assert waits.wait(20)
+        assert waits.wait(60)
         yield saver, watched, go
 
 
@@ -82,7 +82,7 @@ def test_a_layer_that_is_being_written_is_waited_for_whatever_room_there_is(tmp_
         ThreadPoolExecutor(1) as pool,
     ):
         waiting = pool.submit(update, store, FIRST, 1)
-        assert watched.waits.acquire(timeout=20)
+        assert watched.waits.acquire(timeout=60)
         assert not waiting.done()
         go.set()
         waiting.result(20)
@@ -101,7 +101,7 @@ def test_without_room_an_update_waits_until_the_layer_is_saved(spare: str, tmp_p
         ThreadPoolExecutor(1) as pool,
     ):
         waiting = pool.submit(update, store, layer, 1)
-        assert watched.waits.acquire(timeout=20)
+        assert watched.waits.acquire(timeout=60)
         assert not waiting.done()
         go.set()
         waiting.result(20)

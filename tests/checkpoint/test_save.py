@@ -79,7 +79,7 @@ def test_one_save_at_a_time_and_the_next_when_it_is_reported(tmp_path: Path) -> 
     with stopped_at("model-embed") as (disk, waits, go):
         saver = saver_of(store, tmp_path, disk)
         assert saver.begin(snapshot_of(store, 0))
-        assert waits.wait(20)
+        assert waits.wait(60)
         assert saver.in_flight
         assert not saver.begin(snapshot_of(store, 0))
         assert saver.poll() == []

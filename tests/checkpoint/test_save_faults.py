@@ -84,7 +84,7 @@ def test_after_an_update_a_failed_save_is_not_tried_again(tmp_path: Path) -> Non
         disk._before["close"] = fails(errno.EIO, "optim-layer-00001")
         saver = saver_of(store, tmp_path, disk)
         saver.begin(snapshot_of(store, 0))
-        assert waits.wait(20)  # the last layer in order: the others are saved
+        assert waits.wait(60)  # the last layer in order: the others are saved
         store.clock.begin_update(ORDER[0])
         store.clock.end_update(ORDER[0], 1)
         go.set()
@@ -160,7 +160,7 @@ def test_a_save_that_is_abandoned_stops_at_a_chunk_and_leaves_nothing(
     with stopped_at(name) as (disk, waits, go), ThreadPoolExecutor(1) as pool:
         saver = saver_of(store, tmp_path, disk)
         saver.begin(snapshot_of(store, 0))
-        assert waits.wait(20)
+        assert waits.wait(60)
         cancelled = threading.Event()
         cancel = store.clock.cancel
 
@@ -170,7 +170,7 @@ def test_a_save_that_is_abandoned_stops_at_a_chunk_and_leaves_nothing(
 
         store.clock.cancel = tell  # type: ignore[method-assign]
         abandoned = pool.submit(saver.abandon)
-        assert cancelled.wait(20)
+        assert cancelled.wait(60)
         go.set()
         abandoned.result(20)
     assert saver.poll() == []

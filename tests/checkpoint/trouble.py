@@ -67,7 +67,7 @@ def stopped_at(name: str) -> Iterator[tuple[Disk, threading.Event, threading.Eve
     def wait(at: str) -> None:
         if name in at:
             waits.set()
-            assert go.wait(20)
+            assert go.wait(60)
 
     try:
         yield Disk(write=wait), waits, go

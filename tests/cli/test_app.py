@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,17 @@ train: {output_dir: run, max_steps: 4}
 """
 
 
-def megatrain(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "megatrain_cli", *words]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+# A shell that runs the tests in the background has them ignore interrupts, and children too.
+HEARS = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+Leaves = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_stay_as_they_are() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -32,8 +40,27 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_help_names_every_command_and_loads_nothing_heavy() -> None:
-    result = megatrain("--help")
+@pytest.fixture
+def megatrain(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Leaves:
+    """The command in this process, in the project's folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(project)
+
+    def leaves(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["megatrain", *words])
+        with pytest.raises(SystemExit) as left:
+            app_module.main()
+        out, err = capsys.readouterr()
+        return int(left.value.code or 0), out, err
+
+    return leaves
+
+
+def test_help_names_every_command() -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "megatrain_cli", "--help"]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert result.returncode == 0
     assert result.stderr == ""
     for name in ("plan", "train", "probe", "resume", "inspect-ckpt", "export"):
@@ -64,9 +91,8 @@ def test_importing_the_app_and_refusing_a_config_load_no_torch(project: Path) ->
     assert "Did you mean `seed`?" in result.stderr
 
 
-def test_version_is_one_line_on_stdout() -> None:
-    result = megatrain("--version")
-    assert (result.returncode, result.stdout) == (0, f"megatrain {__version__}\n")
+def test_version_is_one_line_on_stdout(megatrain: Leaves) -> None:
+    assert megatrain("--version") == (0, f"megatrain {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -83,24 +109,22 @@ def test_version_is_one_line_on_stdout() -> None:
     ],
 )
 def test_wrong_usage_leaves_with_2_and_says_what_to_do(
-    project: Path, words: list[str], message: str
+    megatrain: Leaves, words: list[str], message: str
 ) -> None:
-    result = megatrain(*words, cwd=project)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
+    code, out, err = megatrain(*words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])
 def test_a_wrong_config_leaves_with_1_and_every_problem_on_stderr(
-    project: Path, command: str
+    megatrain: Leaves, project: Path, command: str
 ) -> None:
     (project / "config.yaml").write_text(CONFIG + "pipline: {}\nstore: {memory: ram}\n")
-    result = megatrain(command, "config.yaml", "--train.max-steps", "-1", cwd=project)
-    assert result.returncode == 1
-    assert result.stdout == ""
-    assert [line.split(": ")[0] for line in result.stderr.splitlines()] == [
+    code, out, err = megatrain(command, "config.yaml", "--train.max-steps", "-1")
+    assert (code, out) == (1, "")
+    assert [line.split(": ")[0] for line in err.splitlines()] == [
         "config.yaml:4",
         "config.yaml:5",
         "override `train.max_steps=-1`",
@@ -108,12 +132,14 @@ def test_a_wrong_config_leaves_with_1_and_every_problem_on_stderr(
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])
-def test_missing_files_leave_with_1_before_anything_is_loaded(project: Path, command: str) -> None:
+def test_missing_files_leave_with_1_before_anything_is_loaded(
+    megatrain: Leaves, project: Path, command: str
+) -> None:
     (project / "train.jsonl").unlink()
-    result = megatrain(command, "config.yaml", cwd=project)
-    assert result.returncode == 1
-    assert f"there is no file `train.jsonl` (resolved to {project}/train.jsonl)" in result.stderr
-    assert "Traceback" not in result.stderr
+    code, _, err = megatrain(command, "config.yaml")
+    assert code == 1
+    assert f"there is no file `train.jsonl` (resolved to {project}/train.jsonl)" in err
+    assert "Traceback" not in err
 
 
 def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +183,11 @@ def test_an_error_that_is_none_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyP
 def test_an_interrupt_leaves_with_130_and_no_traceback(project: Path) -> None:
     os.mkfifo(project / "slow.yaml")  # the command waits for someone to write the config
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "megatrain_cli", "plan", "slow.yaml"]
+    code = (
+        f"import sys\n{HEARS}from megatrain_cli.cli.app import main\n"
+        "sys.argv = ['megatrain', 'plan', 'slow.yaml']\nmain()\n"
+    )
+    command = [sys.executable, "-c", code]
     run = subprocess.Popen(command, cwd=project, env=env, stderr=subprocess.PIPE, text=True)
     with run, (project / "slow.yaml").open("w"):  # opens once the command reads
         run.send_signal(signal.SIGINT)
@@ -169,7 +199,7 @@ def test_an_interrupt_leaves_with_130_and_no_traceback(project: Path) -> None:
 def test_an_interrupt_ends_an_import_that_would_swallow_it(project: Path) -> None:
     """As transformers' lazy modules do: they take any exception for a missing package."""
     code = (
-        "import os, signal, sys\n"
+        f"import os, signal, sys\n{HEARS}"
         "from megatrain_cli.cli.app import main\n"
         "class Swallows:\n"
         "    def find_spec(self, name, path=None, target=None):\n"

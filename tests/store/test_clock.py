@@ -20,7 +20,7 @@ def asleep(clock: TileClock, call: Callable[[], object]) -> Iterator[Future[obje
     clock._changed = watched = Watched()
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(call)
-        assert watched.waits.acquire(timeout=20)
+        assert watched.waits.acquire(timeout=60)
         assert not future.done()
         yield future
         future.exception(20)

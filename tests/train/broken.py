@@ -2,9 +2,9 @@
 
 import os
 import threading
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from megatrain_cli.checkpoint.commit import Commit
 from megatrain_cli.checkpoint.fsio import FileSystem
@@ -14,7 +14,10 @@ from megatrain_cli.pipeline.compute import Compute, StepInputs
 from megatrain_cli.pipeline.ops import Op
 from megatrain_cli.store.clock import TileClock
 from megatrain_cli.train import attempt, preparation, watchdog
+from megatrain_cli.train.saving import Saving
 from megatrain_cli.train.watchdog import Watchdog
+
+LIFE = 5  # steps of a run that is killed
 
 
 def publish_before_all_is_written() -> None:
@@ -35,6 +38,28 @@ def publish_before_all_is_written() -> None:
 
     _replace(Commit, begin=begin_in_place)
     _replace(Commit, publish=publish_in_place)
+
+
+def five_steps_and_no_more() -> None:
+    """It goes on to save, and waits to be killed: no life is longer, however late the kill."""
+    after_step, count = Saving.after_step, 0
+
+    def wait_after_the_fifth(self: Saving, step: int, loss: float, *, asked: bool = False) -> None:
+        nonlocal count
+        after_step(self, step, loss, asked=asked)
+        count += 1
+        if count == LIFE:
+            _wait_for_ever()
+
+    _replace(Saving, after_step=wait_after_the_fifth)
+
+
+def nobody_reads_what_it_says() -> None:
+    """Stderr is a pipe whose other end was closed."""
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(reading)
+    os.close(writing)
 
 
 def warm_up_never_ends() -> None:
@@ -60,14 +85,15 @@ def loading_never_ends() -> None:
 
 
 def step_3_hangs() -> None:
-    """Its first layer never ends, and the watchdog has little patience."""
-    _be_impatient()
+    """Its first layer never ends, and the watchdog has little patience then."""
+    lose_patience = _watched()
     forward, count = Compute.forward, 0
 
     def forward_or_hang(compute: Compute, op: Op, step: StepInputs) -> None:
         nonlocal count
         count += op.layer == 0 and op.micro_batch == 0
         if count == 3:
+            lose_patience()
             _wait_for_ever()
         forward(compute, op, step)
 
@@ -75,22 +101,40 @@ def step_3_hangs() -> None:
 
 
 def second_save_hangs() -> None:
-    """Its files never reach the disk, and the watchdog has little patience."""
-    _be_impatient()
+    """Its files never reach the disk, and the watchdog has little patience then."""
+    lose_patience = _watched()
+    _replace(watchdog, HANG_SECONDS=1.0)  # for the save at the end, which hangs too
     sync = FileSystem.sync
 
     def sync_or_hang(fs: FileSystem, fd: int) -> None:
         path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  no file's path
         if ".tmp-step-" in path and ".tmp-step-00000001" not in path:
+            lose_patience()
             _wait_for_ever()
         sync(fs, fd)
 
     _replace(FileSystem, sync=sync_or_hang)
 
 
-def _be_impatient() -> None:
-    _replace(watchdog, HANG_SECONDS=1.0)
-    _replace(attempt, Watchdog=partial(Watchdog, seconds=1.0))
+def _watched() -> Callable[[], None]:
+    """What to call when something hangs, so that one second is enough for the watchdog.
+
+    Not before: where the machine is busy, a step that is right may take longer.
+    """
+    dogs: list[Watchdog] = []
+
+    def make(*args: Any) -> Watchdog:
+        dogs.append(Watchdog(*args))
+        return dogs[-1]
+
+    def lose_patience() -> None:
+        [dog] = dogs
+        with dog._changed:
+            dog._seconds = 1.0
+            dog._changed.notify_all()
+
+    _replace(attempt, Watchdog=make)
+    return lose_patience
 
 
 def _replace(holder: object, **new: object) -> None:
@@ -99,5 +143,5 @@ def _replace(holder: object, **new: object) -> None:
 
 
 def _wait_for_ever(*args: object) -> NoReturn:
-    threading.Event().wait(60)
+    threading.Event().wait(600)
     raise AssertionError("nobody ended this process")

@@ -87,7 +87,7 @@ def disk_waits(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
     def wait(fs: FileSystem, path: Path) -> None:
         if path.name.startswith(".tmp-step-"):
             waits.set()
-            assert go.wait(20)
+            assert go.wait(60)
         make_folder(fs, path)
 
     patch.setattr(FileSystem, "make_folder", wait)

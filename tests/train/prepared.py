@@ -22,6 +22,7 @@ from tests.train.command import ROOT
 from tests.train.workspace import make_workspace
 
 _ENDED = "ended with "
+_PATIENCE = 600  # seconds; no run that is right is silent for so long
 
 
 class Child:
@@ -36,13 +37,13 @@ class Child:
         self._code: int | None = None
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._listen, args=(output,), daemon=True).start()
-        self.pid = int(self._said.get(timeout=60))
+        self.pid = int(self._said.get(timeout=_PATIENCE))
 
     def wait_for(self, text: str, times: int = 1) -> str:
         """Read on until a text was said so many times; the line of the last."""
         line = ""
         for _ in range(times):
-            while text not in (line := self._next(60)):
+            while text not in (line := self._next(_PATIENCE)):
                 assert self._code is None, "\n".join(["it ended:", *self.lines])
         return line
 
@@ -50,16 +51,17 @@ class Child:
         for number in numbers:
             os.kill(self.pid, number)
 
-    def kill_after(self, count: int, seconds: float) -> bool:
-        """Kill it some time after so many more lines; False if it ended before."""
+    def kill_after(self, text: str, count: int, seconds: float) -> bool:
+        """Kill it some time after a text was said so many times; False if it ended before.
+
+        No time has passed where the text is said once more.
+        """
         try:
-            for _ in range(count):
-                self._next(60)
-                if self._code is not None:
-                    return False
+            self.wait_for(text, count)
             until = time.monotonic() + seconds
             while (left := until - time.monotonic()) > 0 and self._code is None:
-                self._next(left)
+                if text in self._next(left):
+                    break
         except queue.Empty:
             pass
         if self._code is None:
@@ -69,7 +71,7 @@ class Child:
     def end(self) -> int:
         """Wait for the end; what `subprocess.Popen.returncode` would be."""
         while self._code is None:
-            self._next(60)
+            self._next(_PATIENCE)
         return self._code
 
     @property
@@ -168,13 +170,17 @@ def _load_all(config: Path) -> None:
     import numba.typed  # noqa: F401
 
     import megatrain_cli.cli.app
+    import megatrain_cli.train.dry_run
     import megatrain_cli.train.session  # noqa: F401
     from megatrain_cli.config.load import load_config
+    from megatrain_cli.optim.worker import _compile_for
     from megatrain_cli.train.assemble import prepare
     from megatrain_cli.train.rows import load_rows
 
     loaded = load_config(config)
-    load_rows(loaded.config, prepare(loaded)[1].decisions)
+    decisions = prepare(loaded)[1].decisions
+    load_rows(loaded.config, decisions)
+    _compile_for(decisions.tile_format)  # without the threads of a `TileUpdater`
     gc.freeze()  # a collection in a child would copy all of this
 
 
@@ -196,4 +202,5 @@ def _become(args: list[str], broken: list[str], output: int) -> None:
     except SystemExit as error:
         # Taking down an interpreter this large costs seconds; `test_run.py` has ends that do.
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(int(error.code or 0))

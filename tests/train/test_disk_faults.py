@@ -217,7 +217,7 @@ def test_a_slow_disk_is_said_once_with_what_it_does_and_an_interval_that_it_can_
     with disk_waits(monkeypatch) as (waits, go):
 
         def let_go() -> None:
-            assert waits.wait(20)
+            assert waits.wait(60)
             go.set()
 
         def hear_at_the_end(saving: saving_module.Saving, listen: object) -> None:

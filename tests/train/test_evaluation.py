@@ -18,6 +18,7 @@ from tests.train.whole_runs import SPLIT, Died, Runs, die, stop, with_dropout
 from tests.train.workspace import Started, make_rows, make_workspace, start
 
 LENGTH = 160  # of a packed row
+EACH = "checkpoint.save_steps=1", "checkpoint.async_save=false", "checkpoint.keep_last=9"
 
 
 def write_eval(folder: Path, count: int = 7) -> Path:
@@ -133,9 +134,7 @@ def test_a_resumed_run_evaluates_at_the_same_steps_with_the_same_values(
 ) -> None:
     runs, whole = dropped
     for name, action, ends in (("stopped", stop, Stopped), ("died", die, Died)):
-        run = runs.train(
-            f"{name}-{after}", "checkpoint.save_steps=1", after={after: action}, ends=ends
-        )
+        run = runs.train(f"{name}-{after}", *EACH, after={after: action}, ends=ends)
         if action is stop and after in (2, 4):  # a stop is heard before the evaluation
             assert after not in [step for step, _, _ in evaluations(run)]
         if action is die and after == 1:
@@ -147,7 +146,7 @@ def test_a_resumed_run_evaluates_at_the_same_steps_with_the_same_values(
 
 def test_evaluations_beyond_a_rewind_are_set_aside(dropped: tuple[Runs, Path]) -> None:
     runs, whole = dropped
-    run = runs.train("rewound", "checkpoint.save_steps=1", "checkpoint.keep_last=9")
+    run = runs.train("rewound", *EACH)
     runs.resume(run / "checkpoints" / "step-00000003", rewind=True)
     assert evaluations(run) == evaluations(whole)
     [aside] = (run / "superseded").glob("metrics-*.jsonl")

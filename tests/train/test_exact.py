@@ -20,7 +20,7 @@ from megatrain_cli.errors import Stopped
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import prepare, update_order
 from tests.checkpoint.tiles import manifest_of, payloads, saver_of
-from tests.train.command import run_command
+from tests.train.prepared import Prepared
 from tests.train.same_runs import checkpoints, differences, differing_tensors, steps_of
 from tests.train.whole_runs import Died, Runs, die, stop, with_dropout
 
@@ -114,12 +114,14 @@ def test_every_checkpoint_on_the_way_is_that_of_the_whole_run(runs: Runs, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_in_another_process_ends_the_same(runs: Runs, whole: Path) -> None:
+def test_a_run_that_goes_on_in_another_process_ends_the_same(
+    runs: Runs, whole: Path, server: Prepared
+) -> None:
     """B1: nothing that only this process knows was needed."""
     run = runs.train("elsewhere", after={3: stop}, ends=Stopped)
-    done = run_command("resume", run)
-    assert done.returncode == 0, done.stderr
-    assert "not bit-exact" not in done.stderr
+    done = server.run("resume", run)
+    assert done.end() == 0, done.text
+    assert "not bit-exact" not in done.text
     assert not differences(whole, run)
 
 

@@ -15,22 +15,21 @@ import pytest
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.resolve import candidates
 from tests.checkpoint.tiles import payloads
+from tests.train.broken import LIFE
 from tests.train.prepared import Child, Prepared
 from tests.train.test_run import journal_of
 from tests.train.workspace import make_workspace
 
 KILLS = int(os.environ.get("MEGATRAIN_KILLS", "20"))
-STEPS_A_LIFE = 6  # at most: the run must not end before the last kill
-IN_PLACE = "tests.train.broken:publish_before_all_is_written"
+BROKEN = "tests.train.broken:"
+STEPS = f"{BROKEN}five_steps_and_no_more"  # in each life: so no run ends before the last kill
+IN_PLACE = f"{BROKEN}publish_before_all_is_written"
 
 
 def kill_once(child: Child, rng: random.Random) -> None:
-    """Kill it at a drawn moment: of its start, or some lines after the first step."""
-    if rng.random() < 0.2:
-        killed = child.kill_after(0, rng.uniform(0, 1))
-    else:
-        child.wait_for("tok/s")
-        killed = child.kill_after(rng.randrange(STEPS_A_LIFE - 2), rng.uniform(0, 0.02))
+    """Kill it at a drawn moment: of its start, or right after one of its first steps."""
+    count, seconds = (0, 1.0) if rng.random() < 0.2 else (rng.randint(1, LIFE - 1), 0.02)
+    killed = child.kill_after("tok/s", count, rng.uniform(0, seconds))
     assert killed, f"it ended by itself:\n{child.text}"
 
 
@@ -48,7 +47,7 @@ def damage(run: Path, said: str) -> list[str]:
 def test_a_run_killed_again_and_again_ends_as_one_that_never_was(
     server: Prepared, tmp_path: Path
 ) -> None:
-    steps = KILLS * STEPS_A_LIFE
+    steps = KILLS * LIFE
     config = make_workspace(
         tmp_path,
         train={"max_steps": steps},
@@ -64,7 +63,8 @@ def test_a_run_killed_again_and_again_ends_as_one_that_never_was(
         begun = bool(candidates(run, FileSystem()))
         if not begun and run.exists():
             shutil.rmtree(run)  # nothing was saved, so it begins once more
-        child = server.start("resume", run) if begun else server.start("train", config)
+        args = ("resume", run) if begun else ("train", config)
+        child = server.start(*args, broken=[STEPS])
         kill_once(child, rng)
         assert damage(run, child.text) == []
         left |= {path.name[:5] for path in run.glob("checkpoints/.*")}
@@ -83,12 +83,12 @@ def test_the_same_kills_break_a_run_that_publishes_too_early(
     server: Prepared, tmp_path: Path
 ) -> None:
     config = make_workspace(
-        tmp_path, train={"max_steps": 1000}, model={"layers": 2}, checkpoint={"save_steps": 1}
+        tmp_path, train={"max_steps": 9}, model={"layers": 2}, checkpoint={"save_steps": 1}
     )
     rng = random.Random(11)
     for index in range(20):
         run = tmp_path / str(index)
-        child = server.start("train", config, f"train.output_dir={run}", broken=[IN_PLACE])
+        child = server.start("train", config, f"train.output_dir={run}", broken=[STEPS, IN_PLACE])
         kill_once(child, rng)
         if damage(run, child.text):
             return

@@ -100,7 +100,7 @@ def test_a_run_that_begins_while_its_weights_are_read_ends_as_one_that_has_them(
 
         def read(name: str, offset: int, buffer: memoryview) -> None:
             if offset == 0 and threading.current_thread().name.startswith("load"):
-                assert name.startswith("training") or wanted.acquire(timeout=20)
+                assert name.startswith("training") or wanted.acquire(timeout=60)
 
         store.clock.wait_for_weights = wait  # type: ignore[method-assign]
         fs = ReadDisk(read)

@@ -29,11 +29,13 @@ from megatrain_cli.store.master import LayerTile
 from megatrain_cli.train import assemble as assemble_module
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.session import train
-from tests.train.command import run_command, start_command
+from tests.train.command import run_command
+from tests.train.prepared import Prepared
 from tests.train.test_folder import snapshot
 from tests.train.workspace import load_whole, make_workspace, one_thread, start
 
 STEPS = 4
+NOBODY_READS = "tests.train.broken:nobody_reads_what_it_says"
 
 
 def journal_of(run: Path) -> list[dict[str, Any]]:
@@ -121,32 +123,32 @@ class TestAFinishedRun:
             == AutoTokenizer.from_pretrained(folder / "model")("red").input_ids
         )
 
-    def test_is_not_touched_by_another_run_in_its_folder(self, finished: Finished) -> None:
+    def test_is_not_touched_by_another_run_in_its_folder(
+        self, finished: Finished, server: Prepared
+    ) -> None:
         folder = finished[0]
         before = snapshot(folder / "run")
-        second = run_command("train", folder / "config.yaml")
-        assert second.returncode == 1
-        assert "holds a run already" in second.stderr
-        assert "Traceback" not in second.stderr
+        second = server.run("train", folder / "config.yaml")
+        assert second.end() == 1
+        assert "holds a run already" in second.text
+        assert "Traceback" not in second.text
         assert snapshot(folder / "run") == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_after_a_whole_step_with_its_weights(
-    number: signal.Signals, tmp_path: Path
+    number: signal.Signals, tmp_path: Path, server: Prepared
 ) -> None:
     config = make_workspace(tmp_path, train={"max_steps": 100_000, "micro_batch_size": 1})
-    process = start_command("train", config)
-    assert process.stderr is not None
-    next(line for line in process.stderr if line.startswith("step 3/"))
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 75
+    child = server.start("train", config)
+    child.wait_for("step 3/")
+    child.send(number)
+    assert child.end() == 75
     records = journal_of(tmp_path / "run")
     done = len(records)
-    assert f"Stopped by {number.name} after step {done} of 100000" in err
-    assert "Traceback" not in err
+    assert f"Stopped by {number.name} after step {done} of 100000" in child.text
+    assert "Traceback" not in child.text
     assert checkpoints_of(tmp_path / "run") == [f"step-{done:08d}"]
     with start(config, [f"train.max_steps={done}"]) as run:
         assert [record.loss for record in run.steps()] == [r["loss"] for r in records]
@@ -156,26 +158,23 @@ def test_a_signal_ends_a_run_after_a_whole_step_with_its_weights(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path: Path) -> None:
-    """As with `2>&1 | head -1`: the words are lost, the run and its exit code are not."""
-    with start_command("train", make_workspace(tmp_path)) as process:
-        assert process.stderr is not None
-        process.stderr.readline()
-        process.stderr.close()
-    assert process.returncode == 0
+def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, server: Prepared) -> None:
+    """As with `2>&1 | true`: the words are lost, the run and its exit code are not."""
+    child = server.run("train", make_workspace(tmp_path), broken=[NOBODY_READS])
+    assert (child.end(), child.text) == (0, "")
     assert checkpoints_of(tmp_path / "run") == ["step-00000003"]
 
 
 @pytest.mark.slow
-def test_a_folder_in_use_is_refused_with_6(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused_with_6(tmp_path: Path, server: Prepared) -> None:
     config = make_workspace(tmp_path)
     with RunFolder(tmp_path / "run"):
         before = snapshot(tmp_path / "run")
-        refused = run_command("train", config)
+        refused = server.run("train", config)
         assert snapshot(tmp_path / "run") == before
-    assert refused.returncode == 6
-    assert "is in use by process" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert refused.end() == 6
+    assert "is in use by process" in refused.text
+    assert "Traceback" not in refused.text
 
 
 def put_nan_into(config: Path, name: str) -> None:
@@ -186,14 +185,16 @@ def put_nan_into(config: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_weight_that_is_not_finite_ends_the_run_with_8_and_a_name(tmp_path: Path) -> None:
+def test_a_weight_that_is_not_finite_ends_the_run_with_8_and_a_name(
+    tmp_path: Path, server: Prepared
+) -> None:
     config = make_workspace(tmp_path)
     put_nan_into(config, "model.layers.2.mlp.up_proj.weight")
-    refused = run_command("train", config)
-    assert refused.returncode == 8
-    assert "Step 1 was refused: the loss is nan, and layer-00002 has weights" in refused.stderr
-    assert "get the model again" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    refused = server.run("train", config)
+    assert refused.end() == 8
+    assert "Step 1 was refused: the loss is nan, and layer-00002 has weights" in refused.text
+    assert "get the model again" in refused.text
+    assert "Traceback" not in refused.text
     assert checkpoints_of(tmp_path / "run") == []
 
 

@@ -148,7 +148,7 @@ def test_wishes_that_come_while_a_checkpoint_is_written_make_one_more(
     with disk_waits(monkeypatch) as (waits, go):
 
         def let_go() -> None:
-            assert waits.wait(20)
+            assert waits.wait(60)
             go.set()
             threads[0].join()
 

@@ -50,7 +50,7 @@ def test_it_acts_once_when_nothing_has_ended_for_so_long() -> None:
             clock.passes(SECONDS - 1)
             assert not clock.hung.is_set()
             clock.passes(1)
-            assert clock.hung.wait(20)
+            assert clock.hung.wait(60)
 
 
 def test_whatever_ends_sets_it_back() -> None:
@@ -99,7 +99,7 @@ def test_a_run_that_hangs_shows_its_threads_saves_what_it_has_and_ends_with_10(
     assert child.end() == 10, child.text
     assert re.search(r"File .*broken\.py.* in _wait_for_ever", child.text), "the stacks"
     assert re.search(
-        r"Nothing has ended for 1 s: .* hangs\. The state after step 2 is saved\.", child.text
+        r"Nothing has ended for 900 s: .* hangs\. The state after step 2 is saved\.", child.text
     )
     assert checkpoints_of(run) == ["step-00000002"]
     resume_here(run)
