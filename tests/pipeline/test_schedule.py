@@ -38,7 +38,7 @@ def without_wait(ops: tuple[Op, ...], position: int, wait: int) -> tuple[Op, ...
 
 @pytest.mark.slow
 @pytest.mark.no_cover
-@pytest.mark.parametrize("num_decoder_layers", range(1, 6))
+@pytest.mark.parametrize("num_decoder_layers", range(1, 8))
 def test_every_small_schedule_is_proved_and_needs_each_of_its_waits(
     num_decoder_layers: int,
 ) -> None:
