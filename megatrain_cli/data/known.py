@@ -129,7 +129,7 @@ def use_template(tokenizer: "PreTrainedTokenizerBase", template: str | None) -> 
     elif template in KNOWN:
         tokenizer.chat_template = _fitted(template, tokenizer)
     else:
-        tokenizer.chat_template = _read(Path(template))
+        tokenizer.chat_template = read_template(Path(template))
 
 
 def _fitted(name: str, tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -150,7 +150,12 @@ def _ids(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     return ids
 
 
-def _read(path: Path) -> str:
+def read_template(path: Path) -> str:
+    """The text of a template's file.
+
+    Raises:
+        DataError: It cannot be read, is not UTF-8, or is empty.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
