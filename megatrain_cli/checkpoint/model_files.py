@@ -57,9 +57,8 @@ def model_files(source: Path, dtype: torch.dtype, stop_ids: Sequence[int] = ()) 
 
 def _add_templates(files: dict[str, bytes], source: Path) -> None:
     """Templates of other names, in the form that transformers reads from the tokenizer's config."""
-    more = {
-        path.stem: path.read_text() for path in sorted(source.glob(f"{_MORE_TEMPLATES}/*.jinja"))
-    }
+    found = sorted(source.glob(f"{_MORE_TEMPLATES}/*.jinja"))
+    more = {path.stem: path.read_text(encoding="utf-8") for path in found}
     if not more or _TOKENIZER_NAME not in files:
         return
     if TEMPLATE_NAME in files:

@@ -38,11 +38,7 @@ def _ends_of(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
 
 
 def _is_learnt(examples: Examples, token: int) -> bool:
+    pieces = (slice(at, at + _PIECE) for at in range(0, len(examples.tokens), _PIECE))
     return any(
-        bool(
-            np.any(
-                (examples.tokens[at : at + _PIECE] == token) & examples.is_target[at : at + _PIECE]
-            )
-        )
-        for at in range(0, len(examples.tokens), _PIECE)
+        bool(np.any((examples.tokens[part] == token) & examples.is_target[part])) for part in pieces
     )

@@ -75,13 +75,11 @@ def find_saved_template(
     if _KEY in allowed:
         change = Change(_KEY, _shown(saved, was), _shown(wanted, now), "meaning")
         return SavedTemplate(change=change)
-    return SavedTemplate(
-        held,
-        notes=(
-            f"{wanted}: not the chat template that the run was begun with; the run goes on with "
-            f"that one, from its checkpoint. For the new one add `--allow-change {_KEY}`.",
-        ),
+    note = (
+        f"{wanted}: not the chat template that the run was begun with; the run goes on with that "
+        f"one, from its checkpoint. For the new one add `--allow-change {_KEY}`."
     )
+    return SavedTemplate(held, notes=(note,))
 
 
 def _shown(name: str | None, text: str) -> str:
