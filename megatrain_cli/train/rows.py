@@ -195,7 +195,8 @@ def load_rows(
     documents, held_out = hold_out_rows(config, loaded)
     lines = tuple[str, ...]()
     if data.eval is not None:
-        held_out, lines = load_evaluation(data, tokenizer, progress, say)
+        trained = [file for files in prepared.contents for file in files]
+        held_out, lines = load_evaluation(data, tokenizer, progress, say, trained)
     elif held_out is not None:
         lines = (f"{len(held_out)} of {len(prepared.examples)} rows are held out for evaluation",)
     packs, stream = arrange(config, loaded, documents, decisions.max_length)
