@@ -8,11 +8,10 @@ from pathlib import Path
 import torch
 from pydantic import JsonValue
 
+from megatrain_cli.checkpoint.names import TEMPLATE_NAME
 from megatrain_cli.errors import ModelError
 
 GENERATION_NAME = "generation_config.json"
-TEMPLATE_NAME = "chat_template.jinja"
-"""The chat template that a model is used with, as a file of its folder."""
 
 _TOKENIZER_NAME = "tokenizer_config.json"
 # Where transformers keeps templates beside the ordinary one. A checkpoint has no such folder.
@@ -64,7 +63,7 @@ def _add_templates(files: dict[str, bytes], source: Path) -> None:
     if TEMPLATE_NAME in files:
         more = {"default": files.pop(TEMPLATE_NAME).decode(), **more}
     config = _object(files[_TOKENIZER_NAME], _TOKENIZER_NAME)
-    templates = [{"name": name, "template": text} for name, text in more.items()]
+    templates: JsonValue = [{"name": name, "template": text} for name, text in more.items()]
     files[_TOKENIZER_NAME] = _json({**config, "chat_template": templates})
 
 

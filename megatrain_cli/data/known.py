@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megatrain_cli.data.template_file import read_template
 from megatrain_cli.data.written import start_of
 from megatrain_cli.errors import DataError
 
@@ -148,24 +149,3 @@ def _fitted(name: str, tokenizer: "PreTrainedTokenizerBase") -> str:
 def _ids(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
-
-
-def read_template(path: Path) -> str:
-    """The text of a template's file.
-
-    Raises:
-        DataError: It cannot be read, is not UTF-8, or is empty.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(
-            f"{path}: the chat template cannot be read: {error.strerror or error}"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: the chat template is not UTF-8: byte {error.start} cannot be read"
-        ) from None
-    if not text.strip():
-        raise DataError(f"{path}: the chat template is empty")
-    return text

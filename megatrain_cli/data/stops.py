@@ -4,7 +4,7 @@ A chat template may end a turn with another token than the tokenizer's `eos_toke
 stops at the latter alone would let such a model write for ever.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def _ends_of(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
         except DataError:  # of no use for chats: the rows are texts or tokens
             return found
         tokens = [marks.token, *([marks.call_end] if marks.call_end != marks.end else [])]
-        found += [int(tokenizer.convert_tokens_to_ids(token)) for token in tokens]
+        found += cast("list[int]", tokenizer.convert_tokens_to_ids(tokens))
     return list(dict.fromkeys(found))
 
 

@@ -11,7 +11,8 @@ from pydantic import JsonValue
 
 from megatrain_cli.checkpoint.facts import DataFacts, ModelFacts
 from megatrain_cli.checkpoint.fsio import FileSystem
-from megatrain_cli.checkpoint.model_files import TEMPLATE_NAME, model_files
+from megatrain_cli.checkpoint.model_files import model_files
+from megatrain_cli.checkpoint.names import TEMPLATE_NAME
 from megatrain_cli.checkpoint.remove import remove_leftovers
 from megatrain_cli.checkpoint.storage import StorageFacts, check_storage
 from megatrain_cli.config.load import LoadedConfig, dump_config

@@ -11,12 +11,15 @@ from pathlib import Path
 import xxhash
 
 from megatrain_cli.checkpoint.folder import OpenCheckpoint
-from megatrain_cli.checkpoint.model_files import TEMPLATE_NAME
+from megatrain_cli.checkpoint.names import TEMPLATE_NAME
 from megatrain_cli.config.changes import Change
-from megatrain_cli.data.known import KNOWN, NO_TEMPLATE, read_template
+from megatrain_cli.config.kinds import TEMPLATES
+from megatrain_cli.data.template_file import read_template
 from megatrain_cli.errors import CorruptError, DataError
 
 _KEY = "data.template"
+# The tokenizer's own is put aside: there is no text to keep.
+_NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,14 @@ def find_saved_template(
     Raises:
         CorruptError: The checkpoint lacks its copy.
     """
-    if saved in (None, NO_TEMPLATE):
+    if saved in (None, _NONE):
         return SavedTemplate(same=saved == wanted)
     held = checkpoint.folder / TEMPLATE_NAME
     try:
         was = checkpoint.read_aux(TEMPLATE_NAME).decode()
     except (KeyError, UnicodeDecodeError) as error:
         raise CorruptError(f"{held}: missing or no text; the run cannot go on from it.") from error
-    if wanted is None or wanted in (*KNOWN, NO_TEMPLATE):
+    if wanted is None or wanted in TEMPLATES:
         return SavedTemplate(held) if wanted == saved else SavedTemplate(same=False)
     try:
         now = read_template(Path(wanted))

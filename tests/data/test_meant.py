@@ -43,7 +43,8 @@ def test_rows_with_more_than_text_are_refused_by_their_column(
 ) -> None:
     path = write([{**row, column: ["a.png"]}])
     assert refusal(path) == f"{path}:1: {column}: rows with more than text are not trained on"
-    for nothing in (None, [], ""):
+    empty: tuple[object, ...] = (None, [], "")
+    for nothing in empty:
         assert read(write([{**row, column: nothing}])) == read(write([row]))
 
 
