@@ -176,6 +176,18 @@ def _records_of(path: Path, sample_by: SampleBy) -> Records:
             yield from read_json(file, name)
 
 
+def _refuse_mapping(value: Mapping[str, object], where: str, reading: Reading) -> None:
+    """Say it where `columns` of the source names what the row does not have."""
+    named = [column for ours, column in reading.columns.items() if column and "." not in ours]
+    absent = [f"`{column}`" for column in named if column not in value]
+    if absent:
+        raise RowError(
+            where,
+            f"`columns` of the source names {', '.join(absent)}, and the row has "
+            f"{_show_columns(value)}.",
+        )
+
+
 def _show_columns(value: Mapping[str, object]) -> str:
     """The columns of a row that are not null, as far as they are names and no row of a file."""
     names = [name for name, part in value.items() if part is not None and _NAME.fullmatch(name)]
@@ -193,6 +205,7 @@ def _agree(
     found = find_format(value, where, reading)
     if row_format is None:
         if not found:
+            _refuse_mapping(value, where, reading)
             raise RowError(
                 where,
                 "no column of a format that is known: wanted `instruction` and `output`, "

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from megatrain_cli.data.formats import Row
+from megatrain_cli.data.formats import Reading, Row
 from megatrain_cli.data.registry import read_entry
 from megatrain_cli.data.source import SourceFile, read_rows
 from megatrain_cli.errors import DataError
@@ -76,6 +76,13 @@ def test_what_is_there_is_told_where_what_is_wanted_is_not(
     row: object, said: str, write: Write
 ) -> None:
     assert said in refusal(write([row]))
+
+
+def test_a_mapping_to_what_is_not_there_is_told(write: Write) -> None:
+    path = write([{"q": "a", "a": "b"}])
+    reading = Reading({"instruction": "question", "output": "a", "messages.role": "who"})
+    with pytest.raises(DataError, match="names `question`, and the row has `q`, `a`"):
+        list(read_rows(SourceFile(path, "auto", reading)))
 
 
 def test_a_first_row_in_place_of_names_is_not_shown(write: Write) -> None:
