@@ -31,3 +31,7 @@ def step_of(name: str) -> int | None:
     """The step that a folder's name tells, however many zeros it has; None if it tells none."""
     found = re.fullmatch(r"step-([0-9]{1,18})", name)
     return int(found[1]) if found else None
+
+
+TEMPLATE_NAME = "chat_template.jinja"
+"""The chat template that a model is used with, as a file of its folder."""

@@ -7,7 +7,7 @@ written is for the chat template to say.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from megatrain_cli.data.fields import Fields, check_text, show_kind
+from megatrain_cli.data.fields import Fields, check_finite, check_text, show_kind
 from megatrain_cli.data.strict_json import drop_nulls, parse_json
 from megatrain_cli.errors import RowError
 
@@ -16,6 +16,9 @@ Message = dict[str, object]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TAGS = (*ROLES, "observation", "function_call")
 """What `tags` may name: roles, and the two that only sharegpt has."""
+
+MEDIA = ("images", "videos", "audios")
+"""Columns of what is no text; one that is empty says nothing."""
 
 # sharegpt's names of roles. Its `function_call` is an assistant turn that only calls tools.
 _SHAREGPT = {
@@ -113,6 +116,9 @@ def _is_list(value: object) -> bool:
 
 def _chat(fields: Fields, turns: list[Message]) -> Chat:
     """The turns behind the row's own system text, and its tools."""
+    for name in MEDIA:
+        if fields.get(name):
+            raise fields.refuse(name, "rows with more than text are not trained on")
     if system := fields.optional_text("system"):
         if any(turn["role"] == "system" for turn in turns):
             raise fields.refuse("system", "a system turn is there too. Keep one of them.")
@@ -121,6 +127,7 @@ def _chat(fields: Fields, turns: list[Message]) -> Chat:
     for tool in fields.optional_items("tools"):
         if not isinstance(tool, dict):
             raise fields.refuse("tools", f"{show_kind(tool)} in the list, objects are expected")
+        check_finite(tool, fields.shown("tools"), fields.where)
         tools.append(tool)
     return Chat(tuple(turns), tuple(tools))
 
@@ -158,11 +165,15 @@ def _turn(turn: object, place: str, where: str, spelling: _Spelling) -> Message:
         raise RowError(where, f"{place}: {show_kind(turn)} where an object is expected")
     parts = Fields(turn, where, {"role": spelling.role, "content": spelling.content}, place)
     _refuse_other_keys(turn, place, where, spelling)
+    turn = {**turn, spelling.content: _one_text(parts)}
+    parts = Fields(turn, where, {"role": spelling.role, "content": spelling.content}, place)
     name = parts.text("role")
     role = spelling.roles.get(name)
     if role is None:
         raise parts.refuse(
-            "role", f"{name[:20]!r} is no role that is known: {', '.join(spelling.roles)}"
+            "role",
+            f"{name[:20]!r} is no role that is known: {', '.join(spelling.roles)}. Name other ones "
+            "in `tags` of the source.",
         )
     kept: Message = {k: v for k, v in turn.items() if k not in (spelling.role, spelling.content)}
     if role == "function_call":
@@ -171,10 +182,29 @@ def _turn(turn: object, place: str, where: str, spelling: _Spelling) -> Message:
     elif kept.get("tool_calls"):
         # A template would write null as "None", and may fail on an absent content: only a turn
         # that calls tools may come without, and says "" then.
+        check_finite(kept["tool_calls"], f"{place}.tool_calls", where)
         message = {**kept, "role": role, "content": parts.optional_text("content")}
     else:
         message = {**kept, "role": role, "content": parts.text("content")}
     return _with_train(message, place, where)
+
+
+def _one_text(parts: Fields) -> object:
+    """The content; of a list with one part of text that text, as OpenAI's form has it.
+
+    Raises:
+        RowError: There are several parts: whether a template divides them cannot be told. Or one
+            of them is no text.
+    """
+    content = parts.get("content")
+    if not isinstance(content, list):
+        return content
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+    if kinds == ["text"]:
+        return content[0].get("text")
+    if kinds and set(kinds) == {"text"}:
+        raise parts.refuse("content", f"{len(kinds)} parts of text; join them to one")
+    raise parts.refuse("content", "a list where text, or a list of one part of text, is expected")
 
 
 def _refuse_other_keys(

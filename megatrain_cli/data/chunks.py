@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -175,8 +176,9 @@ def encode_chunk(
         used += kept
         files += [chunk.files[number - 1]] * len(kept)
         lines += [_line(item.where)] * len(kept)
-    tokens = [token for part in used for token in part.input_ids]
-    labels = [label for part in used for label in part.labels]
+    lengths = np.array([len(part.input_ids) for part in used], dtype=np.int64)
+    num_tokens = int(lengths.sum())
+    labels = chain.from_iterable(part.labels for part in used)
     return EncodedChunk(
         source=chunk.source,
         last=chunk.last,
@@ -186,9 +188,11 @@ def encode_chunk(
         num_split=num_split,
         num_cut=sum(part.num_tokens > encoding.max_length for part in used),
         longest=longest,
-        tokens=np.array(tokens, dtype=np.int32),
-        is_target=np.array(labels, dtype=np.int64) != IGNORED,
-        lengths=np.array([len(part.input_ids) for part in used], dtype=np.int64),
+        tokens=np.fromiter(
+            chain.from_iterable(part.input_ids for part in used), np.int32, num_tokens
+        ),
+        is_target=np.fromiter(labels, np.int64, num_tokens) != IGNORED,
+        lengths=lengths,
         files=np.array(files, dtype=np.int32),
         lines=np.array(lines, dtype=np.int64),
         skipped=tuple(skipped),

@@ -31,11 +31,22 @@ def read_csv(file: BinaryIO, name: str) -> Records:
                 doubled = sorted({column for column in row if row.count(column) > 1})
                 if doubled:
                     raise DataError(f"{where}: the column {doubled[0]!r} is there twice. Keep one.")
+                _refuse_other_commas(row, where)
             elif len(row) != len(header):
                 reason = f"{len(row)} cells in a row of a file with {len(header)} columns"
                 yield where, RowError(where, reason)
             else:
                 yield where, dict(zip(header, row, strict=True))
+
+
+def _refuse_other_commas(header: list[str], where: str) -> None:
+    """Say it where cells are divided by something else: all of them would be one column."""
+    for mark, name in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and mark in header[0]:
+            raise DataError(
+                f"{where}: the names of the columns are divided by {name}, and CSV has commas. "
+                "Save the file with commas."
+            )
 
 
 def _rows(text: io.TextIOWrapper, name: str) -> Iterator[tuple[int, list[str]]]:

@@ -4,7 +4,8 @@ Null, absent and "" are the same for a field that may be left out. A list may be
 text: a CSV file has no other way, and many Parquet files do it.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 from megatrain_cli.data.strict_json import drop_nulls, parse_json
 from megatrain_cli.errors import RowError
@@ -124,7 +125,18 @@ class Fields:
         return _NAMES.get(field, (field,))
 
     def _missing(self, field: str, kind: str) -> RowError:
-        return self.refuse(field, f"the field is missing or null, and {kind} is required")
+        reason = f"the field is missing or null, and {kind} is required"
+        near = nearly(self._names(field), self._value)
+        if near is not None:
+            reason += f". {near} is there: names must be the same to the letter"
+        return self.refuse(field, reason)
+
+
+def nearly(names: Iterable[str], found: Iterable[object]) -> str | None:
+    """What is found in another spelling than the names: other case, or blanks around it."""
+    wanted = {name.casefold() for name in names}
+    near = (name for name in found if isinstance(name, str) and name.strip().casefold() in wanted)
+    return next((repr(name) for name in near if name not in names), None)
 
 
 def check_text(text: object, field: str, where: str) -> str:
@@ -139,6 +151,19 @@ def check_text(text: object, field: str, where: str) -> str:
     except UnicodeEncodeError:
         raise RowError(where, f"{field}: half of a surrogate pair, not a character") from None
     return text
+
+
+def check_finite(value: object, field: str, where: str) -> None:
+    """Refuse NaN and infinity at any depth: JSON has neither, so nobody can read what is written.
+
+    Raises:
+        RowError: There is one.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RowError(where, f"{field}: a number that is not finite, which JSON does not have")
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        check_finite(part, field, where)
 
 
 def show_kind(value: object) -> str:

@@ -32,6 +32,7 @@ _SUFFIXES: dict[str, Kind] = {
     ".arrow": "arrow",
 }
 _PACKED = (".gz", ".zst")
+_TABS = (".tsv", ".tab")
 
 # Not data: what `datasets` and its hub put beside the files of a data set.
 _BESIDE = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
@@ -107,6 +108,8 @@ def find_kind(path: Path) -> Kind:
     for mark, problem in _OTHERS.items():
         if begin.startswith(mark):
             raise DataError(f"{name}: the file is {problem}.")
+    if _unpacked(path).suffix.lower() in _TABS:
+        raise DataError(f"{name}: columns divided by tabs are not read; save the file as CSV.")
     kind = _by_name(path)
     if kind in ("parquet", "arrow"):
         raise DataError(f"{name}: the file is named {path.suffix} and is no such file.")

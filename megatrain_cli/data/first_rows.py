@@ -55,7 +55,9 @@ class FirstRows:
         used = [part for part in parts if part.skipped is None]
         self._nothing += not used
         self._tokens += row.input_ids is not None
-        self._whole += bool(used) and all(_is_whole(part.labels) for part in used)
+        # Nothing predicts the first token, so it may be learnt or not; but a prompt is a prompt.
+        first = 0 if row.format == "prompt_completion" else 1
+        self._whole += bool(used) and all(IGNORED not in part.labels[first:] for part in used)
         if self._seen == FIRST_ROWS:
             self.finish()
 
@@ -113,7 +115,3 @@ class FirstRowsOfSources:
         for look in self._looks.values():
             look.finish()
         return [note for look in self._looks.values() for note in look.notes]
-
-
-def _is_whole(labels: list[int]) -> bool:
-    return IGNORED not in labels[1:]  # nothing predicts the first token

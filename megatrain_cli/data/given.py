@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from megatrain_cli.data.fields import show_kind
 from megatrain_cli.data.formats import Message, Row
 from megatrain_cli.errors import RowError
 
@@ -103,9 +104,11 @@ def _read_arguments(value: object, where: str, field: str) -> object:
     """Arguments as an object.
 
     Raises:
-        RowError: They are text that is no JSON object.
+        RowError: They are no object, or text that is no JSON object.
     """
     if not isinstance(value, str):
+        if not isinstance(value, dict):
+            raise RowError(where, f"{field}: {show_kind(value)} where an object is expected")
         return value
     try:
         read = json.loads(value) if value.strip() else {}

@@ -47,6 +47,9 @@ def read_json(file: BinaryIO, name: str) -> Records:
 
 
 def _record(content: bytes, where: str) -> Record:
+    if content == b"{":
+        reason = "an object that goes on in the next line; wanted an object a line, or one array"
+        return where, RowError(where, reason)
     try:
         return as_record(where, parse_json(decode(content, where), where))
     except RowError as error:

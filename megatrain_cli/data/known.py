@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megatrain_cli.data.template_file import read_template
 from megatrain_cli.data.written import start_of
 from megatrain_cli.errors import DataError
 
@@ -129,7 +130,7 @@ def use_template(tokenizer: "PreTrainedTokenizerBase", template: str | None) -> 
     elif template in KNOWN:
         tokenizer.chat_template = _fitted(template, tokenizer)
     else:
-        tokenizer.chat_template = _read(Path(template))
+        tokenizer.chat_template = read_template(Path(template))
 
 
 def _fitted(name: str, tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -148,19 +149,3 @@ def _fitted(name: str, tokenizer: "PreTrainedTokenizerBase") -> str:
 def _ids(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
-
-
-def _read(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(
-            f"{path}: the chat template cannot be read: {error.strerror or error}"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: the chat template is not UTF-8: byte {error.start} cannot be read"
-        ) from None
-    if not text.strip():
-        raise DataError(f"{path}: the chat template is empty")
-    return text

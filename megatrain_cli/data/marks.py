@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from megatrain_cli.data.formats import Message
 from megatrain_cli.data.render import FAULTS, render, template_of
+from megatrain_cli.data.tokenise import tokenise
 from megatrain_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -90,6 +91,12 @@ def _marks_of(tokenizer: "PreTrainedTokenizerBase", template: str) -> TurnMarks:
             "`data.template` to one whose marks this tokenizer has."
         )
     at, _, token = min(found)
+    if len(tokenise(tokenizer, [token])[0]) != 1:
+        raise DataError(
+            f"The tokenizer spells {token!r}, with which the chat template ends an assistant turn, "
+            "as several tokens, so the model would not learn to stop. Set `split_special_tokens` "
+            "in its tokenizer_config.json to false."
+        )
     cut = at + len(token)
     end, rest = tail[:cut], tail[cut:]
     call_end, call_rest = _ends_of_call(tokenizer, asked, tokens, end, rest)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain_cli.config.names import nearest
+from megatrain_cli.data.chats import MEDIA
 from megatrain_cli.data.files import MAX_ROW, open_bytes, show_path
 from megatrain_cli.data.formats import Reading
 from megatrain_cli.data.hub import HubSet
@@ -118,6 +119,7 @@ class _Reader:
             # Texts to go on with (its stage `pt`): a prompt and no answer.
             return "text", Reading({"text": named["prompt"]})
         columns = {ours: named.get(theirs) for theirs, ours in fields.items()}
+        columns |= dict.fromkeys(MEDIA)  # those that are named were refused
         if formatting == "alpaca":
             return "alpaca", Reading(columns)
         tags = self._names("tags") or {}

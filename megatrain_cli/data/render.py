@@ -7,10 +7,10 @@ given the same one always (`_dated`), so that a row's tokens are the same on eve
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from megatrain_cli.data.formats import Message, Row, check_text
-from megatrain_cli.errors import RowError
+from megatrain_cli.errors import DataError, RowError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,8 +32,15 @@ _CLOCK = "{% macro strftime_now(format) %}{{ format" + (
     "".join(
         f" | replace('%{letter}', '{text}')"
         for letter, text in {
-            "-d": "26", "d": "26", "-m": "7", "m": "07", "Y": "2024", "y": "24", "b": "Jul",
-            "B": "July", "A": "Friday", "a": "Fri", "H": "00", "M": "00", "S": "00", "j": "208",
+            "c": "Fri Jul 26 00:00:00 2024", "D": "07/26/24", "x": "07/26/24", "F": "2024-07-26",
+            "T": "00:00:00", "X": "00:00:00", "R": "00:00", "r": "12:00:00 AM",
+            "-d": "26", "-e": "26", "-m": "7", "-H": "0", "-I": "12", "-M": "0", "-S": "0",
+            "-j": "208", "-y": "24", "-l": "12", "-k": "0",
+            "d": "26", "e": "26", "m": "07", "Y": "2024", "y": "24", "C": "20", "G": "2024",
+            "g": "24", "b": "Jul", "h": "Jul", "B": "July", "A": "Friday", "a": "Fri", "H": "00",
+            "I": "12", "k": " 0", "l": "12", "M": "00", "S": "00", "f": "000000", "p": "AM",
+            "P": "am", "j": "208", "u": "5", "w": "5", "U": "29", "V": "30", "W": "30", "Z": "",
+            "z": "", "n": "\\n", "t": "\\t", "%": "%",
         }.items()
     )
     + " }}{% endmacro %}\n"
@@ -59,16 +66,24 @@ def render(
 
     Raises:
         FAULTS: The template fails, or refuses the chat.
+        DataError: It is no template.
     """
     variables: dict[str, Any] = dict(flags)  # whatever a template knows, not what mypy does
-    text = tokenizer.apply_chat_template(
-        cast("list[dict[str, str]]", list(messages)),  # narrower than what templates take
-        tools=list(tools) or None,
-        chat_template=_dated(template_of(tokenizer, tools)),
-        tokenize=False,
-        add_generation_prompt=generation_prompt,
-        **variables,
-    )
+    template = template_of(tokenizer, tools)
+    try:
+        text = tokenizer.apply_chat_template(
+            cast("list[dict[str, str]]", list(messages)),  # narrower than what templates take
+            tools=list(tools) or None,
+            chat_template=_dated(template),
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            **variables,
+        )
+    except TemplateSyntaxError as error:
+        line = error.lineno - _dated(template).count("\n") + template.count("\n")
+        raise DataError(
+            f"The chat template is no Jinja template: line {line}: {error.message}"
+        ) from None
     return str(text)
 
 

@@ -6,6 +6,7 @@ is trained, at the place of the first of its documents.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from megatrain_cli.data.pack import Packs
 from megatrain_cli.data.template import IGNORED
 
 Spans = list[tuple[str, bool]]
+
+# Sources that a person is told of.
+_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,9 @@ def count_lines(data: LoadedData, documents: Documents, packs: Packs | None) -> 
     lines = summary.lines()
     if len(data.sources) > 1:
         used = zip(data.sources, summary.used_by_source, strict=True)
-        lines += [f"{source.name}: {count} rows used" for source, count in used]
+        lines += [f"{source.name}: {count} rows used" for source, count in islice(used, _SHOWN)]
+        if len(data.sources) > _SHOWN:
+            lines.append(f"and {len(data.sources) - _SHOWN} more sources; --json has them all")
     held_out = len(data.prepared.examples) - len(documents)
     if held_out:
         lines.append(f"{held_out} of them are held out for evaluation")

@@ -3,6 +3,7 @@
 A row is refused with its file, line and field, and never printed: it may be private, or huge.
 """
 
+import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,12 +18,17 @@ from megatrain_cli.data.formats import FORMATS, Reading, Row, find_format, parse
 from megatrain_cli.data.hub import HubSet, read_hub
 from megatrain_cli.data.json_file import read_json
 from megatrain_cli.data.records import Record, Records
+from megatrain_cli.data.strict_json import parse_json
 from megatrain_cli.data.text_file import SampleBy, read_text
 from megatrain_cli.errors import DataError, RowError
 
 __all__ = ["SourceFile", "read_rows", "show_path"]
 
 _TURNS = {"sharegpt", "messages"}
+
+# What is shown of columns: a CSV file without names has its first row in their place.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
+_MOST_NAMES = 8
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,38 @@ def _records(source: SourceFile) -> Generator[Record, None, None]:
         yield from read_hub(source.hub)
         return
     for path in source.files:
-        yield from _records_of(path, source.sample_by)
+        records = _records_of(path, source.sample_by)
+        if source.format == "auto" and find_kind(path) == "text":
+            records = _no_objects(records, source.reading)
+        yield from records
+
+
+def _no_objects(records: Records, reading: Reading) -> Records:
+    """Refuse lines of text that are rows of another format: to learn their JSON was not meant.
+
+    Raises:
+        DataError: The first line is such a row.
+    """
+    for number, (where, value) in enumerate(records):
+        if not number and not isinstance(value, RowError):
+            found = _format_within(str(value["text"]), reading)
+            if found is not None:
+                raise DataError(
+                    f"{where}: the line is a JSON object with the columns of {found}, in a file of "
+                    "plain text. Name the file .jsonl, or set `data.format: text` to learn it as "
+                    "it is."
+                )
+        yield where, value
+
+
+def _format_within(text: str, reading: Reading) -> str | None:
+    """The format of a row that a text is the JSON of; None for all other texts."""
+    try:
+        value = parse_json(text.strip(), "")
+    except RowError:
+        return None
+    found = find_format(value, "", reading) if isinstance(value, dict) else ()
+    return found[0] if found else None
 
 
 def _records_of(path: Path, sample_by: SampleBy) -> Records:
@@ -139,6 +176,28 @@ def _records_of(path: Path, sample_by: SampleBy) -> Records:
             yield from read_json(file, name)
 
 
+def _refuse_mapping(value: Mapping[str, object], where: str, reading: Reading) -> None:
+    """Say it where `columns` of the source names what the row does not have."""
+    named = [column for ours, column in reading.columns.items() if column and "." not in ours]
+    absent = [f"`{column}`" for column in named if column not in value]
+    if absent:
+        raise RowError(
+            where,
+            f"`columns` of the source names {', '.join(absent)}, and the row has "
+            f"{_show_columns(value)}.",
+        )
+
+
+def _show_columns(value: Mapping[str, object]) -> str:
+    """The columns of a row that are not null, as far as they are names and no row of a file."""
+    names = [name for name, part in value.items() if part is not None and _NAME.fullmatch(name)]
+    if not names:
+        return "none that is a name"
+    more = len(names) - _MOST_NAMES
+    shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
+    return f"{shown} and {more} others" if more > 0 else shown
+
+
 def _agree(
     value: Mapping[str, object], row_format: str | None, where: str, reading: Reading
 ) -> str:
@@ -146,11 +205,13 @@ def _agree(
     found = find_format(value, where, reading)
     if row_format is None:
         if not found:
+            _refuse_mapping(value, where, reading)
             raise RowError(
                 where,
                 "no column of a format that is known: wanted `instruction` and `output`, "
-                "`messages` or `conversations`, `prompt` and `completion`, `text`, or `input_ids`. "
-                "Name other columns in `columns` of the source.",
+                "`messages` or `conversations`, `prompt` and `completion`, `text`, or `input_ids`; "
+                f"the row has {_show_columns(value)}. Name other columns in `columns` of the "
+                "source.",
             )
         if len(found) > 1:
             raise RowError(

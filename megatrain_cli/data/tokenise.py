@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+from megatrain_cli.data.spelling import find_spelled, spell
 from megatrain_cli.errors import RowError
 
 if TYPE_CHECKING:
@@ -69,8 +70,9 @@ def tokenise_cut(
         places = list(accumulate(len(part) for part in ids[:-1]))
         found.append(CutTokens([token for part in ids for token in part], places))
     joined = [item.input_ids for item in found if isinstance(item, CutTokens)]
-    for i, spelled in enumerate(_spell_all(tokenizer, joined)):
-        if texts[i].cuts and spelled != texts[i].text:
+    spelled = find_spelled(tokenizer, joined, [item.text for item in texts])
+    for i, is_spelled in enumerate(spelled):
+        if texts[i].cuts and not is_spelled:
             found[i] = _against_whole(texts[i], joined[i], found[i], tokenizer)
     return found
 
@@ -79,6 +81,14 @@ def tokenise(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[lis
     """Ids of each text, with nothing added: a template writes its start token itself."""
     if not texts:
         return []
+    if _is_plain(tokenizer):
+        # What transformers does, less the places and masks of each token that nobody asked for.
+        backend = tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = tokenizer.split_special_tokens
+        found = backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
     # verbose=False: a row longer than the model's context is ours to cut, and no cause to warn.
     ids: list[list[int]] = tokenizer(
         texts,
@@ -90,6 +100,20 @@ def tokenise(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> list[lis
     return ids
 
 
+def _is_plain(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether a tokenizer's class leaves reading a text to the `tokenizers` library."""
+    if not tokenizer.is_fast:
+        return False
+    # Imported here: transformers takes seconds, and this module is wanted without it.
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+
+    names = ("__call__", "_encode_plus", "_batch_encode_plus")
+    ours = type(tokenizer)
+    return all(
+        getattr(ours, name, None) is getattr(PreTrainedTokenizerFast, name, None) for name in names
+    )
+
+
 def _against_whole(
     item: CutText,
     joined: list[int],
@@ -98,7 +122,7 @@ def _against_whole(
 ) -> CutTokens | RowError:
     """The pieces if they are or spell the whole, the whole if its cuts fall between tokens."""
     whole, *prefixes = tokenise(tokenizer, [item.text, *(item.text[:cut] for cut in item.cuts)])
-    if joined == whole or _spell(tokenizer, joined) == _spell(tokenizer, whole):
+    if joined == whole or spell(tokenizer, joined) == spell(tokenizer, whole):
         return pieces
     if any(whole[: len(prefix)] != prefix for prefix in prefixes):
         return RowError(
@@ -107,16 +131,3 @@ def _against_whole(
             "template is not prefix-preserving), so what the model should learn cannot be told.",
         )
     return CutTokens(whole, [len(prefix) for prefix in prefixes])
-
-
-def _spell_all(tokenizer: "PreTrainedTokenizerBase", rows: list[list[int]]) -> list[str]:
-    if tokenizer.is_fast:
-        spelled: list[str] = tokenizer.backend_tokenizer.decode_batch(
-            rows, skip_special_tokens=False
-        )
-        return spelled
-    return [_spell(tokenizer, ids) for ids in rows]
-
-
-def _spell(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> str:
-    return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))

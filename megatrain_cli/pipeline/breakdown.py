@@ -24,6 +24,8 @@ class Breakdown:
         step_seconds: From its start to its end.
         compute_seconds: The compute lane worked.
         idle_seconds: It did not.
+        data_wait_seconds: The loop had nothing to submit: the step's rows were still being made. 0
+            where they were ready, as the rows of the next step are made beside each step.
         issue_seconds: The thread that submits was busy issuing the compute lane's ops: near the
             whole step beside a compute lane that idles, the step waits for that thread. 0 where an
             op is done when it is issued.
@@ -46,6 +48,7 @@ class Breakdown:
     step_seconds: float
     compute_seconds: float
     idle_seconds: float
+    data_wait_seconds: float
     issue_seconds: float
     weights_wait_seconds: float
     update_wait_seconds: float
@@ -65,8 +68,17 @@ class Breakdown:
     slab_wait_seconds: float
 
 
-def breakdown(spans: Iterable[Span], start: float, end: float) -> Breakdown:
-    """The breakdown of the step `[start, end]`, in seconds of the spans' clock."""
+def breakdown(
+    spans: Iterable[Span], start: float, end: float, data_wait_seconds: float = 0.0
+) -> Breakdown:
+    """The breakdown of the step `[start, end]`, in seconds of the spans' clock.
+
+    Args:
+        spans: Whatever ran; what lies outside of the step is left out.
+        start: Before its rows are asked for.
+        end: When its loss and norm are known.
+        data_wait_seconds: How long its rows were waited for.
+    """
     spans = sorted((s for s in spans if s.end > start and s.start < end), key=_order)
     ops = [s for s in spans if s.waits_for is None]
     compute = [s for s in ops if s.lane is Lane.COMPUTE]
@@ -85,6 +97,7 @@ def breakdown(spans: Iterable[Span], start: float, end: float) -> Breakdown:
         step_seconds=step.seconds,
         compute_seconds=busy.seconds,
         idle_seconds=(step - busy).seconds,
+        data_wait_seconds=data_wait_seconds,
         issue_seconds=math.fsum(s.issue_seconds for s in compute),
         weights_wait_seconds=math.fsum(max(0.0, arrival - before) for before, arrival, _ in waits),
         update_wait_seconds=math.fsum(

@@ -25,7 +25,7 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.journal import Journal
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import Engine, assemble, first_uses, update_order
-from megatrain_cli.train.compare import measured_beside_planned
+from megatrain_cli.train.compare import measured_beside_planned, waited_for_data
 from megatrain_cli.train.evaluating import evaluations_of
 from megatrain_cli.train.facts import run_facts
 from megatrain_cli.train.folder import RunFolder
@@ -90,6 +90,7 @@ class Attempt:
         # lose. A signal handler reads it, so no lock guards it.
         self._rescue: Rescue | None = None
         self._seconds: list[float] = []  # of each step
+        self._waited: list[float] = []  # of these, for rows
 
     def run(self) -> None:
         """Make all steps, and save.
@@ -140,6 +141,7 @@ class Attempt:
             self._journal.write(record)
             done = record.step
             self._seconds.append(record.seconds)
+            self._waited.append(record.breakdown["data_wait_seconds"])
             if done % config.logging.log_steps == 0 or done == total:
                 self._console.step(record, total)
             if self._evaluations.is_due(done):
@@ -252,6 +254,8 @@ class Attempt:
         plan, spec = self._engine.plan, self._made.skeleton.spec
         for line in measured_beside_planned(plan, spec, self._seconds):
             self._console.note(line)
+        if self._seconds:
+            self._console.note(waited_for_data(self._waited, self._seconds))
         if left is not None or done < total:
             where = self._folder.path
             how = "in the middle of its update" if left is not None else f"of {total}"

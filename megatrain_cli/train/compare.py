@@ -1,5 +1,6 @@
 """What a run took beside what was planned, said at its end."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -70,6 +71,21 @@ def measured_beside_planned(
         middle = median(step_seconds[1:] or step_seconds)
         figures.append(Compared("a step", planned, middle, SECONDS_OFF, is_bytes=False))
     return lines_of(figures)
+
+
+def waited_for_data(waits: Sequence[float], step_seconds: Sequence[float]) -> str:
+    """One line on how long the steps were held up by their rows.
+
+    Args:
+        waits: Seconds, of each step.
+        step_seconds: The same steps, these waits included.
+    """
+    total, longest = math.fsum(waits), max(waits)
+    share = total / max(math.fsum(step_seconds), 1e-9)
+    line = f"waited {total:.3g} s for data, {share:.1%} of all steps"
+    if total:
+        line += f"; longest {longest:.3g} s, in step {waits.index(longest) + 1} of {len(waits)}"
+    return line
 
 
 def lines_of(figures: Sequence[Compared]) -> list[str]:

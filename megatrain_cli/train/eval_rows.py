@@ -1,6 +1,6 @@
 """The rows that a run is evaluated on, each once, in their order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from megatrain_cli.config.schema import DataSection
 from megatrain_cli.data.chunks import Encoding
+from megatrain_cli.data.content import FileContent
+from megatrain_cli.data.files import show_path
 from megatrain_cli.data.held_out import Documents
 from megatrain_cli.data.pack import Packs, pack_documents
 from megatrain_cli.data.prepare import HowToPrepare, prepare
@@ -84,8 +86,16 @@ def load_evaluation(
     tokenizer: "PreTrainedTokenizerBase",
     progress: Callable[[int, float], None],
     say: Callable[[str], None],
+    trained: Iterable[FileContent] = (),
 ) -> tuple[Documents, tuple[str, ...]]:
     """Read the rows of `data.eval`; what became of them, a line a fact.
+
+    Args:
+        data: What was asked.
+        tokenizer: With the template of the config.
+        progress: Told how far it has come.
+        say: Told what a person should know.
+        trained: The files that are trained on: one that is evaluated on too is told.
 
     Raises:
         DataError: A row cannot be used, or none has anything to predict.
@@ -100,5 +110,11 @@ def load_evaluation(
         data.max_bad_share,
         HowToPrepare(data.workers, data.cache_dir, progress, say),
     )
-    lines = tuple(f"evaluation: {line}" for line in prepared.summary.lines())
+    known = {file.xxh3_128 for file in trained}
+    seen = [file.path for files in prepared.contents for file in files if file.xxh3_128 in known]
+    told = [
+        f"{show_path(path)} is a file of data.train too, so its loss says nothing of other rows"
+        for path in seen
+    ]
+    lines = tuple(f"evaluation: {line}" for line in [*prepared.summary.lines(), *told])
     return Documents(prepared.examples), lines

@@ -76,7 +76,6 @@ class Run:
         """One step; None if it was computed from weights that were left half updated."""
         began = time.perf_counter()
         rows = prefetch.of_step(index)
-        loaded = time.perf_counter()
         before, update = self.landed, self._update(index)
         self._before, self._last = before, update
         seed = None
@@ -88,8 +87,8 @@ class Run:
         if self._stop.at is not None and self._stop.at <= index:
             return None
         update.landed = True
-        ended = time.perf_counter()
-        return self._record(index, rows, update, issued, began, loaded, ended)
+        times = (began, time.perf_counter(), prefetch.waited_seconds)
+        return self._record(index, rows, update, issued, times)
 
     def evaluate(
         self, rows: EvaluationRows, step: int, stopped: Callable[[], bool] = lambda: False
@@ -175,11 +174,10 @@ class Run:
         rows: StepRows,
         update: StepUpdate,
         issued: IssuedStep,
-        began: float,
-        loaded: float,
-        ended: float,
+        times: tuple[float, float, float],
     ) -> StepRecord:
-        parts = breakdown(self._engine.executor.take_spans(), began, ended)
+        began, ended, waited = times
+        parts = breakdown(self._engine.executor.take_spans(), began, ended, waited)
         steps_here = index - self._start.step
         rows_so_far = self._start.row + steps_here * self._rows.rows_per_step + rows.num_rows
         return StepRecord(
@@ -191,7 +189,6 @@ class Run:
             tokens_per_second=issued.num_targets / (ended - began),
             seconds=ended - began,
             phases={
-                "data": loaded - began,
                 "forward": issued.loss.seconds_since(issued.start),
                 "backward": issued.end.seconds_since(issued.loss),
                 "update": parts.update_seconds,

@@ -1,6 +1,8 @@
 """The rows of the next step, made while the current one runs."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from megatrain_cli.train.layout import StepRows
 from megatrain_cli.train.rows import RowSource
@@ -14,10 +16,15 @@ class Prefetch:
 
     Args:
         rows: Asked on a thread of its own.
+        clock: In seconds.
+
+    Attributes:
+        waited_seconds: How long the last call of `of_step` had to wait; 0 if its rows were ready.
     """
 
-    def __init__(self, rows: RowSource) -> None:
-        self._rows = rows
+    def __init__(self, rows: RowSource, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._rows, self._clock = rows, clock
+        self.waited_seconds = 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._ahead: tuple[int, Future[StepRows]] | None = None
 
@@ -31,6 +38,11 @@ class Prefetch:
             self._begin(index)
         assert self._ahead is not None
         _, future = self._ahead
+        self.waited_seconds = 0.0
+        if not future.done():
+            began = self._clock()
+            wait([future])
+            self.waited_seconds = self._clock() - began
         rows = future.result()
         if index + 1 < self._rows.total_steps:
             self._begin(index + 1)

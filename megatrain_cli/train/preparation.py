@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from megatrain_cli.checkpoint.facts import DataFacts, ModelFacts
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.model_files import model_files
+from megatrain_cli.checkpoint.names import TEMPLATE_NAME
 from megatrain_cli.checkpoint.remove import remove_leftovers
 from megatrain_cli.checkpoint.storage import StorageFacts, check_storage
 from megatrain_cli.config.load import LoadedConfig, dump_config
@@ -116,8 +117,8 @@ def prepare_attempt(
             f"that are kept at once will need up to {show_bytes(plan.folder_bytes)}."
         )
     aux = {
-        **model_files(source, DTYPES[config.model.dtype]),
-        **({"chat_template.jinja": rows.chat_template.encode()} if rows.chat_template else {}),
+        **model_files(source, DTYPES[config.model.dtype], rows.stop_ids),
+        **({TEMPLATE_NAME: rows.chat_template.encode()} if rows.chat_template else {}),
         SAVED_CONFIG: dump_config(recorded).encode(),
         SAVED_PLAN: json.dumps(plan.to_json(), indent=2).encode() + b"\n",
     }

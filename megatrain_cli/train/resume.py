@@ -29,6 +29,7 @@ from megatrain_cli.errors import ConfigError, CorruptError, IncompatibleError
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.identity import Origin
 from megatrain_cli.train.position import Position, position_of
+from megatrain_cli.train.saved_template import find_saved_template
 from megatrain_cli.train.target import Choice, choose, find_target
 
 SAVED_CONFIG = "training/config.yaml"
@@ -217,11 +218,19 @@ def resumed_config(
     allowed = allowed_keys(request.allow_change)
     if request.steps is not None:
         allowed |= {"train.max_steps", "train.num_epochs"}
+    template = find_saved_template(
+        checkpoint, saved.data.template, wanted.config.data.template, allowed
+    )
     changes = compare(saved, wanted.config)
+    if template.same:  # where a text lies is no meaning
+        changes = [change for change in changes if change.key != "data.template"]
+    changes += [] if template.change is None else [template.change]
     recorded = check_changes(changes, allowed)
     _check_length(wanted.config, manifest)
     _check_pending(wanted.config, manifest)
     places = {"model.path": checkpoint.folder.absolute(), "train.output_dir": output_dir}
+    if template.path is not None:
+        places["data.template"] = template.path
     own = tuple(note for note in wanted.notes if note.partition(" ")[0] in overridden)
     in_force = replace(_with_paths(wanted, places), notes=own)
     return ResumedConfig(
@@ -229,7 +238,7 @@ def resumed_config(
         recorded=_set(wanted.config, {"train.output_dir": output_dir}),
         allowed=allowed,
         changes=recorded,
-        notes=(*own, *_about(changes, wanted.config)),
+        notes=(*own, *_about(changes, wanted.config), *template.notes),
         extended=is_extended(changes),
     )
 
@@ -314,6 +323,7 @@ def _with_paths(loaded: LoadedConfig, places: Mapping[str, Path]) -> LoadedConfi
 def _set(config: TrainConfig, values: Mapping[str, Path]) -> TrainConfig:
     for key, value in values.items():
         name, _, leaf = key.partition(".")
-        section = getattr(config, name).model_copy(update={leaf: value})
+        kept = str(value) if key == "data.template" else value
+        section = getattr(config, name).model_copy(update={leaf: kept})
         config = config.model_copy(update={name: section})
     return config

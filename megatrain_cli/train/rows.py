@@ -19,6 +19,7 @@ from megatrain_cli.data.pack import RULE as PACKING
 from megatrain_cli.data.pack import Packs
 from megatrain_cli.data.prepare import Prepared, Progress
 from megatrain_cli.data.sampler import ORDER, RowOrder, rows_of_update
+from megatrain_cli.data.stops import stops_learnt
 from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import ConfigError, InternalError
 from megatrain_cli.plan.decide import Decisions
@@ -61,6 +62,7 @@ class TrainingRows:
         total_steps: Optimizer steps of the run, those before `start` included.
         start: Where this process goes on.
         example: One row as `(text, trained)` spans, for a person to check.
+        stop_ids: Of the tokens that end an answer, those that are learnt.
         chat_template: What `data.template` gave the tokenizer, which belongs into the trained
             model's folder; None where it has its own.
     """
@@ -74,6 +76,7 @@ class TrainingRows:
     _stream: RowOrder
     _pad_id: int
     start: Position = START
+    stop_ids: tuple[int, ...] = ()
     chat_template: str | None = None
     packs: Packs | None = None
     evaluation: EvaluationRows | None = None
@@ -192,7 +195,8 @@ def load_rows(
     documents, held_out = hold_out_rows(config, loaded)
     lines = tuple[str, ...]()
     if data.eval is not None:
-        held_out, lines = load_evaluation(data, tokenizer, progress, say)
+        trained = [file for files in prepared.contents for file in files]
+        held_out, lines = load_evaluation(data, tokenizer, progress, say, trained)
     elif held_out is not None:
         lines = (f"{len(held_out)} of {len(prepared.examples)} rows are held out for evaluation",)
     packs, stream = arrange(config, loaded, documents, decisions.max_length)
@@ -223,6 +227,7 @@ def load_rows(
         _stream=stream,
         _pad_id=pad_id,
         start=start,
+        stop_ids=stops_learnt(prepared.examples, tokenizer),
         chat_template=None if data.template is None else tokenizer.chat_template,
         packs=packs,
         evaluation=evaluation,

@@ -103,3 +103,11 @@ def test_rows_that_are_prepared_are_looked_at(write: Callable[..., Path], chatml
     with pytest.raises(DataError, match=f"none of the first {FIRST_ROWS} rows"):
         load(*unanswered, answered)
     assert load(*unanswered[1:], answered).num_used == 1
+
+
+def test_a_prompt_of_one_token_is_a_prompt() -> None:
+    row = Row("t:1", "prompt_completion")
+    taught = Encoded([5, 6, 7], [-100, 6, 7], 3)
+    assert look(taught, row=row) == []
+    with pytest.raises(DataError, match="every token is learnt"):
+        look(replace(taught, labels=[5, 6, 7]), row=row)

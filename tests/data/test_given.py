@@ -41,9 +41,15 @@ def test_a_template_that_joins_arguments_to_text_is_given_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"), [("{x", "the text is not JSON"), ("[1]", "is not an object")]
+    ("arguments", "reason"),
+    [
+        ("{x", "the text is not JSON"),
+        ("[1]", "is not an object"),
+        ([1], "a list where an object is expected"),
+        (5, "a number where an object is expected"),
+    ],
 )
-def test_arguments_that_are_no_object_are_refused(arguments: str, reason: str) -> None:
+def test_arguments_that_are_no_object_are_refused(arguments: object, reason: str) -> None:
     message = refusal(calling(arguments), make_tokenizer(TOOLS))
     assert message.startswith("train.jsonl:7: turn 2: tool_calls[1].arguments: ")
     assert reason in message

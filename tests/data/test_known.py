@@ -8,7 +8,7 @@ from tokenizers.processors import TemplateProcessing
 
 from megatrain_cli.config.kinds import TEMPLATES
 from megatrain_cli.data.known import KNOWN, NO_TEMPLATE, use_template
-from megatrain_cli.errors import DataError
+from megatrain_cli.errors import DataError, RowError
 from tests.data.chats import chat, encode, refusal, taught
 from tests.data.templates import CHATML, GEMMA, LLAMA_3, ZEPHYR, make_tokenizer
 
@@ -107,7 +107,9 @@ def test_a_file_that_is_no_template_is_named(
 
 def test_a_file_with_a_fault_is_refused_with_the_fault(tmp_path: Path) -> None:
     path = tmp_path / "own.jinja"
-    path.write_text("{% for m in messages %}{{ m.content }")
+    path.write_text("{{ strftime_now('%d') }}\n{% for m in messages %}{{ m.content }")
     tokenizer = make_tokenizer(None)
     use_template(tokenizer, str(path))
-    assert "the chat template refuses it" in refusal(chat(*TALK), tokenizer)
+    with pytest.raises(DataError, match="template is no Jinja template: line 2: ") as caught:
+        encode(chat(*TALK), tokenizer)
+    assert not isinstance(caught.value, RowError)  # no row is to blame, so none can be skipped

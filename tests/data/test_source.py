@@ -13,6 +13,7 @@ from megatrain_cli.errors import DataError
 
 Write = Callable[..., Path]
 GOOD = {"instruction": "a", "output": "b"}
+PART, PICTURE = {"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}
 
 
 def read(path: Path, row_format: str = "auto") -> list[Row]:
@@ -101,7 +102,12 @@ def test_a_bad_row_is_refused_with_file_line_and_reason(
         ([{"content": "no"}], "messages[1].role: the field is missing"),
         ([{"role": "user"}], "messages[1].content: the field is missing"),
         ([{"role": "user", "content": None}], "messages[1].content: the field is missing"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages[1].content: a list where"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[1].content: the field is"),
+        ([{"role": "user", "content": []}], "messages[1].content: a list where text, or"),
+        ([{"role": "user", "content": [5]}], "messages[1].content: a list where text, or"),
+        ([{"role": "user", "content": [PICTURE]}], "messages[1].content: a list where text, or"),
+        ([{"role": "user", "content": [PICTURE, PART]}], "a list where text, or a list of one"),
+        ([{"role": "user", "content": [PART, PART]}], "messages[1].content: 2 parts of text"),
         ([{"from": "human", "value": "x"}], "Set `format: sharegpt`"),
     ],
 )

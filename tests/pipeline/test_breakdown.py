@@ -51,11 +51,13 @@ def test_one_step_reads_as_it_ran() -> None:
         ],
         0,
         10,
+        0.75,
     )
     assert found == Breakdown(
         step_seconds=10,
         compute_seconds=4.5,
         idle_seconds=5.5,
+        data_wait_seconds=0.75,
         issue_seconds=3.25,
         weights_wait_seconds=4,  # of layer 0 until 3, of layer 2 from 4 to 5
         update_wait_seconds=2,  # of layer 0 until 2
@@ -96,7 +98,7 @@ def test_ops_with_one_layer_are_one_visit() -> None:
 
 
 def test_nothing_at_all_is_idle() -> None:
-    assert breakdown([], 1, 3) == Breakdown(2, 0, 2, *[0] * 17)
+    assert breakdown([], 1, 3) == Breakdown(2, 0, 2, *[0] * 18)
 
 
 # Whole numbers, so that sums are exact.

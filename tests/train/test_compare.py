@@ -6,7 +6,12 @@ import pytest
 
 from megatrain_cli.probe.peaks import host_peak_bytes
 from megatrain_cli.train import compare
-from megatrain_cli.train.compare import Compared, lines_of, measured_beside_planned
+from megatrain_cli.train.compare import (
+    Compared,
+    lines_of,
+    measured_beside_planned,
+    waited_for_data,
+)
 from tests.plan.small import CPU, GPU, make_spec, plan_for
 from tests.train.here import train_here
 from tests.train.test_forecast import of, planned, skeleton_of
@@ -92,4 +97,12 @@ def test_a_run_ends_with_the_comparison(tmp_path: Path, capsys: pytest.CaptureFi
     (found,) = (n for n, line in enumerate(lines) if line.startswith("host RAM "))
     assert "planned" in lines[found]
     assert "a step not planned, " in lines[found]
-    assert all(line.startswith("not as planned") for line in lines[found + 1 :])
+    *wrong, waited = lines[found + 1 :]
+    assert all(line.startswith("not as planned") for line in wrong)
+    assert waited.startswith("waited ")
+
+
+def test_a_run_says_how_long_it_was_held_up_by_its_rows() -> None:
+    assert waited_for_data([0, 0], [1, 2]) == "waited 0 s for data, 0.0% of all steps"
+    said = "waited 3 s for data, 30.0% of all steps; longest 2.5 s, in step 2 of 3"
+    assert waited_for_data([0.5, 2.5, 0], [3, 4, 3]) == said

@@ -13,6 +13,7 @@ from megatrain_cli.report.journal import read_evaluations
 from megatrain_cli.report.records import EvalRecord
 from megatrain_cli.train.eval_rows import EvaluationRows
 from megatrain_cli.train.loop import Run
+from tests.train.here import train_here
 from tests.train.same_runs import differences
 from tests.train.whole_runs import SPLIT, Died, Runs, die, stop, with_dropout
 from tests.train.workspace import Started, make_rows, make_workspace, start
@@ -210,3 +211,15 @@ def test_one_that_is_given_up_says_nothing_and_training_goes_on(tmp_path: Path) 
         record = Run(run.loaded, run.engine, run.rows).evaluate(rows, 0, lambda: next(asked))
         assert record is None
         assert [r.loss for r in run.steps()] == [r.loss for r in other.steps()]
+
+
+def test_a_file_that_is_trained_and_evaluated_on_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_workspace(tmp_path, train={"max_steps": 1})
+    (tmp_path / "copy.jsonl").write_bytes((tmp_path / "train.jsonl").read_bytes())
+    (tmp_path / "other.jsonl").write_bytes((tmp_path / "train.jsonl").read_bytes() + b"\n")
+    train_here(config, f"data.eval=[{tmp_path}/other.jsonl,{tmp_path}/copy.jsonl]")
+    told = [line for line in capsys.readouterr().err.splitlines() if "of data.train too" in line]
+    assert len(told) == 1
+    assert "copy.jsonl is a file of data.train too" in told[0]

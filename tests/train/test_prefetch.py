@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.pipeline.executor import Executor, IssuedStep
+from megatrain_cli.train import loop
 from megatrain_cli.train.layout import StepRows
 from megatrain_cli.train.prefetch import Prefetch
 from megatrain_cli.train.rows import TrainingRows
@@ -82,4 +84,63 @@ def test_a_run_computes_a_step_while_the_next_ones_rows_are_made(
         records = list(run.steps())
     assert len(records) == 3
     assert not made[3].is_set()
-    assert all(record.phases["data"] < record.seconds for record in records)
+
+
+class Waiting:
+    """A clock that is read when a wait begins and when it ends: rows come in between, at once."""
+
+    def __init__(self) -> None:
+        self.now, self.began = 0.0, threading.Event()
+        self.is_waiting = False
+
+    def __call__(self) -> float:
+        now, self.is_waiting = self.now, not self.is_waiting
+        if self.is_waiting:
+            self.began.set()
+        return now
+
+    def make_slowly(self) -> None:
+        """Five seconds of the clock, which begin once somebody waits."""
+        assert self.began.wait(60)
+        self.began.clear()
+        self.now += 5
+
+
+def test_a_slow_loader_shows_by_how_long_it_was_waited_for_and_a_fast_one_does_not() -> None:
+    clock, slow = Waiting(), {1}
+    made = threading.Event()
+
+    class Loader(Source):
+        def of_step(self, index: int) -> StepRows:
+            if index in slow:
+                clock.make_slowly()
+            if index == 3:
+                made.set()
+            return StepRows([], index)
+
+    with closing(Prefetch(Loader(), clock)) as prefetch:
+        prefetch.of_step(0)
+        prefetch.of_step(1)
+        assert prefetch.waited_seconds == 5
+        prefetch.of_step(2)
+        assert made.wait(60)
+        assert prefetch._ahead is not None
+        prefetch._ahead[1].result()  # it is ready before anybody asks
+        prefetch.of_step(3)
+        assert prefetch.waited_seconds == 0
+
+
+def test_a_run_says_in_each_step_how_long_it_waited_for_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, of_step = Waiting(), TrainingRows.of_step
+
+    def make(self: TrainingRows, index: int) -> StepRows:
+        clock.make_slowly()
+        return of_step(self, index)
+
+    monkeypatch.setattr(TrainingRows, "of_step", make)
+    monkeypatch.setattr(loop, "Prefetch", partial(Prefetch, clock=clock))
+    with start(make_workspace(tmp_path)) as run:
+        waits = [record.breakdown["data_wait_seconds"] for record in run.steps()]
+    assert waits == [5, 5, 5]
