@@ -13,6 +13,7 @@ from stat import S_ISDIR
 import yaml
 
 from megatrain_cli.config.check import Checker, show_value
+from megatrain_cli.config.names import SECTIONS
 from megatrain_cli.config.paths import GivenPath, is_hub_id, resolve_paths, split_entry
 from megatrain_cli.config.rules import find_idle
 from megatrain_cli.config.schema import TrainConfig
@@ -174,13 +175,21 @@ def _lay_over(
         if key in seen:
             checker.refuse(where, key, "given twice on the command line. Keep one")
             continue
+        below = sorted(other for other in seen if other.startswith(f"{key}."))
         seen.add(key)
+        if below:
+            checker.refuse(where, key, f"would undo `{below[0]}`, given before it. Keep one")
+            continue
         try:
             value, problems = read_tree(text, _always(where))
         except TreeError as error:
             checker.problems.append(str(error))
             continue
         checker.problems += problems
+        if key in SECTIONS and (value.value is None or isinstance(value.value, dict)):
+            # What the file has in it would be gone without a word.
+            checker.refuse(where, key, f"a section; change its keys, as `{key}.KEY=VALUE`")
+            continue
         root = _with(root, parts, value, where)
     return root
 

@@ -91,6 +91,31 @@ def test_a_key_cannot_be_given_twice(problems: Problems) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pipeline.activations.keep_layers=2", "pipeline.activations=keep"),
+        ("pipeline.activations.keep_layers=2", "pipeline.activations={keep_layers: 1}"),
+    ],
+)
+def test_no_override_undoes_one_before_it(problems: Problems, words: tuple[str, str]) -> None:
+    [problem] = problems("", *words)
+    assert problem == (
+        f"override `{words[1]}`: pipeline.activations: would undo "
+        f"`{words[0].partition('=')[0]}`, given before it. Keep one"
+    )
+
+
+@pytest.mark.parametrize("value", ["{type: linear}", "null", ""])
+def test_a_section_is_not_replaced_as_a_whole(problems: Problems, value: str) -> None:
+    """What the file has in it would be gone without a word."""
+    [problem] = problems("schedule: {warmup_steps: 3}\n", f"schedule={value}")
+    assert problem == (
+        f"override `schedule={value}`: schedule: a section; change its keys, as "
+        "`schedule.KEY=VALUE`"
+    )
+
+
 def test_every_wrong_override_is_reported_beside_the_file(problems: Problems) -> None:
     found = problems("store: {memory: ram}\n", "train.seed=x", "a.b=1", "model.dtype=bf16")
     assert [problem.partition(": ")[0] for problem in found] == [
