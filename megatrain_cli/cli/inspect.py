@@ -37,7 +37,9 @@ def inspect_ckpt(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a checkpoint, or list those of a run and check the one that `resume` would take.
+    """Check a checkpoint, or list those of a run.
+
+    Of a run, the checkpoint that `resume` would take is checked.
 
     Without options it reads manifest, headers and index: seconds, whatever the size. Exit code 0 if
     all that was looked at is good, 3 if damaged, 4 if made for another version or model, 5 if there
