@@ -190,7 +190,7 @@ class ScheduleSection(Section):
     type: Literal["constant", "linear", "cosine"] = "cosine"
     """How the learning rate falls after warm-up."""
     warmup_steps: CountFrom0 = 0
-    """Steps over which the learning rate rises; the first of them has rate 0, as in transformers."""
+    """Steps over which the learning rate rises; the first has rate 0, as in transformers."""
     warmup_ratio: Share | None = None
     """The same as a share of all steps, rounded up; at most one of the two."""
     min_lr_ratio: Share | None = None
