@@ -86,7 +86,7 @@ def parse_config(text: str, path: Path, overrides: Sequence[str], folder: Path) 
     config = checker.validate(resolved, explicit)
     if checker.problems:
         raise ConfigError(_in_file_order(checker.problems, str(path)))
-    notes = tuple(f"{f.key} {f.message}" for f in find_idle(config) if f.key in explicit)
+    notes = tuple(f"{f.key}: {f.message}" for f in find_idle(config) if f.key in explicit)
     return LoadedConfig(config, path, explicit, notes, given, tuple(overrides))
 
 

@@ -161,24 +161,29 @@ def test_the_values_that_mean_without_it_are_accepted(load: Load, override: str)
     [
         (
             ["checkpoint.async_save=false", "checkpoint.bounce_pool=0"],
-            "checkpoint.bounce_pool has no effect while",
+            "checkpoint.bounce_pool: has no effect while",
         ),
         (
             ["checkpoint.save_steps=20", "checkpoint.keep_every_steps=50"],
-            "checkpoint.keep_every_steps a checkpoint is written every 20 steps, so only those",
+            "checkpoint.keep_every_steps: a checkpoint is written every 20 steps, so only those",
         ),
-        (["schedule.type=constant", "schedule.min_lr_ratio=0"], "schedule.min_lr_ratio has no"),
-        (["schedule.warmup_steps=4"], "schedule.warmup_steps the learning rate still rises"),
+        (["schedule.type=constant", "schedule.min_lr_ratio=0"], "schedule.min_lr_ratio: has no"),
+        (["optimizer.learning_rate=1e-400"], "optimizer.learning_rate: at 0 no weight changes"),
+        (["schedule.warmup_ratio=1"], "schedule.warmup_ratio: the learning rate still rises"),
+        (["schedule.warmup_steps=4"], "schedule.warmup_steps: the learning rate still rises"),
         (
             ["pipeline.device=cpu", "pipeline.target_pcie_utilization=0.9"],
-            "pipeline.target_pcie_utilization has no effect",
+            "pipeline.target_pcie_utilization: has no effect",
         ),
-        (["pipeline.device=cpu", "store.memory=pinned"], "store.memory has no effect"),
-        (["pipeline.device=cpu", "train.deterministic=true"], "train.deterministic has no effect"),
-        (["data.packing=true", "model.attention=eager"], "model.attention has no effect"),
-        (["data.format=text", "data.train_on_prompt=true"], "data.train_on_prompt has no effect"),
-        (["optimizer.master=bf16"], "optimizer.master changes below half a BF16 step are lost"),
-        (["optimizer.master=bf16_stochastic"], "optimizer.master changes below a BF16 step happen"),
+        (["pipeline.device=cpu", "store.memory=pinned"], "store.memory: has no effect"),
+        (["pipeline.device=cpu", "train.deterministic=true"], "train.deterministic: has no effect"),
+        (["data.packing=true", "model.attention=eager"], "model.attention: has no effect"),
+        (["data.format=text", "data.train_on_prompt=true"], "data.train_on_prompt: has no effect"),
+        (["optimizer.master=bf16"], "optimizer.master: changes below half a BF16 step are lost"),
+        (
+            ["optimizer.master=bf16_stochastic"],
+            "optimizer.master: changes below a BF16 step happen",
+        ),
     ],
 )
 def test_a_value_that_does_nothing_or_costs_exactness_is_announced(
@@ -231,5 +236,5 @@ def test_a_source_may_have_what_it_is_said_to_have(load: Load, source: str) -> N
 
 def test_a_limit_of_bad_rows_that_does_nothing_is_said(load: Load) -> None:
     [note] = load("", "data.max_bad_share=0.5").notes
-    assert note.startswith("data.max_bad_share has no effect with `data.on_bad_row: error`")
+    assert note.startswith("data.max_bad_share: has no effect with `data.on_bad_row: error`")
     assert load("", "data.max_bad_share=0.5", "data.on_bad_row=skip").notes == ()
