@@ -162,7 +162,7 @@ def show_step(record: StepRecord) -> str:
     """The numbers of a step on one line."""
     return (
         f"loss {record.loss:.4f}  lr {record.learning_rate:.3g}"
-        f"  grad_norm {record.grad_norm:.4g}  tok/s {record.tokens_per_second:.0f}"
+        f"  grad_norm {record.grad_norm:.4g}  targets/s {record.tokens_per_second:.0f}"
     )
 
 

@@ -103,7 +103,7 @@ def test_outside_a_terminal_a_step_is_one_plain_line() -> None:
         run.step(record(1), 1_000_000)
         run.step(record(2), 1_000_000)
     first, second = out.getvalue().splitlines()
-    assert first == "step 1/1000000  loss 2.3457  lr 2e-05  grad_norm 0.5123  tok/s 123457"
+    assert first == "step 1/1000000  loss 2.3457  lr 2e-05  grad_norm 0.5123  targets/s 123457"
     assert second.startswith("step 2/1000000  ")
     assert "\x1b" not in out.getvalue()
     assert "\r" not in out.getvalue()

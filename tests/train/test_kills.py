@@ -29,7 +29,7 @@ def kill_once(child: Child, rng: random.Random) -> None:
     if rng.random() < 0.2:
         killed = child.kill_after(0, rng.uniform(0, 1))
     else:
-        child.wait_for("tok/s")
+        child.wait_for("targets/s")
         killed = child.kill_after(rng.randrange(STEPS_A_LIFE - 2), rng.uniform(0, 0.02))
     assert killed, f"it ended by itself:\n{child.text}"
 
