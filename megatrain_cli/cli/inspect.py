@@ -61,6 +61,10 @@ def inspect_ckpt(
     elif is_run(run, fs):
         _survey(run, fs, full=full, numerics=numerics, open_model=open_model, as_json=as_json)
     else:
+        if full or numerics or open_model:
+            raise typer.BadParameter(
+                f"{run} is no checkpoint and no run: --full, --numerics and --open are for those"
+            )
         _list_weights(run, as_json=as_json)
 
 

@@ -86,7 +86,12 @@ def parse_config(text: str, path: Path, overrides: Sequence[str], folder: Path) 
     config = checker.validate(resolved, explicit)
     if checker.problems:
         raise ConfigError(_in_file_order(checker.problems, str(path)))
-    notes = tuple(f"{f.key}: {f.message}" for f in find_idle(config) if f.key in explicit)
+    # A default that was written out, as `dump_config` does, is no wish that goes unmet.
+    notes = tuple(
+        f"{f.key}: {f.message}"
+        for f in find_idle(config)
+        if f.key in explicit and not _is_default(config, f.key)
+    )
     return LoadedConfig(config, path, explicit, notes, given, tuple(overrides))
 
 
@@ -142,6 +147,12 @@ def dump_config(config: TrainConfig) -> str:
         allow_unicode=True,
         width=10_000,
     )
+
+
+def _is_default(config: TrainConfig, key: str) -> bool:
+    section, _, leaf = key.partition(".")
+    values = getattr(config, section)
+    return bool(getattr(values, leaf) == type(values).model_fields[leaf].default)
 
 
 def _read_text(path: Path) -> str:

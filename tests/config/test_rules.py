@@ -1,7 +1,10 @@
 """Rules over several keys, keys without effect, and what this version refuses by name."""
 
+from pathlib import Path
+
 import pytest
 
+from megatrain_cli.config.load import dump_config
 from tests.config.conftest import Load, Problems
 
 START = "model: {path: m}\ndata: {train: t}\n"
@@ -197,8 +200,13 @@ def test_milestones_that_are_saves_need_no_note(load: Load) -> None:
     assert load("checkpoint: {save_steps: 20, keep_every_steps: 100}\n").notes == ()
 
 
-def test_defaults_that_do_nothing_are_not_announced(load: Load) -> None:
-    assert load("schedule: {type: constant}\npipeline: {device: cpu}\n").notes == ()
+def test_defaults_that_do_nothing_are_not_announced(load: Load, tmp_path: Path) -> None:
+    loaded = load("schedule: {type: constant}\npipeline: {device: cpu}\n")
+    assert loaded.notes == ()
+    # Nor where they are written out: a run's own config can be trained with again.
+    again = load("", start=dump_config(loaded.config))
+    assert again.config == loaded.config
+    assert again.notes == ()
 
 
 @pytest.mark.parametrize(
