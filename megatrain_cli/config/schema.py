@@ -47,7 +47,8 @@ class ModelSection(Section):
     path: FilePath
     """Hugging Face model folder: config, tokenizer and safetensors weights."""
     init: Literal["pretrained", "random"] = "pretrained"
-    """`pretrained` reads the folder's weights; `random` needs only its `config.json`."""
+    """`pretrained` reads the folder's weights; `random` needs `config.json` and tokenizer
+    alone."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Number format of the weights and of the computation on the device."""
     attention: Literal["auto", "sdpa", "flash_attention_2", "flex_attention", "eager"] = "auto"
