@@ -67,6 +67,10 @@ def test_an_empty_value_is_null(load: Load) -> None:
     ("override", "expected"),
     [
         ("train.seed=-1", "train.seed: wanted a whole number of at least 0, got -1"),
+        (
+            "optimizer.threads=2000",
+            "optimizer.threads: wanted a whole number from 1 to 1024 or `auto`, got 2000",
+        ),
         ("train.sed=1", "train.sed: unknown key. Did you mean `seed`?"),
         ("seed=1", "seed: not here; it belongs at `train.seed`"),
         ("lr=1", "lr: unknown key; this is torchtune's name for `optimizer.learning_rate`"),
