@@ -172,7 +172,7 @@ def test_an_interrupt_ends_an_import_that_would_swallow_it(project: Path) -> Non
     """As transformers' lazy modules do: they take any exception for a missing package."""
     code = (
         "import os, signal, sys\n"
-        "from megatrain_cli.__main__ import main\n"
+        "from megatrain_cli.cli.app import main\n"
         "class Swallows:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        try:\n            os.kill(os.getpid(), signal.SIGINT)\n"
@@ -198,7 +198,7 @@ def test_an_interrupt_is_seen_to_before_anything_slow_is_imported() -> None:
         "import os, signal, sys\n"
         "class Interrupts:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.startswith(('typer', 'megatrain_cli.cli')):\n"
+        "        if name.startswith(('typer', 'megatrain_cli.cli.app')):\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupts())\n"
         "sys.argv = ['megatrain', '--version']\n"
