@@ -222,7 +222,7 @@ def resumed_config(
     _check_length(wanted.config, manifest)
     _check_pending(wanted.config, manifest)
     places = {"model.path": checkpoint.folder.absolute(), "train.output_dir": output_dir}
-    own = tuple(note for note in wanted.notes if note.partition(" ")[0] in overridden)
+    own = tuple(note for note in wanted.notes if note.partition(":")[0] in overridden)
     in_force = replace(_with_paths(wanted, places), notes=own)
     return ResumedConfig(
         loaded=in_force,
