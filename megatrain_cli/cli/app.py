@@ -4,17 +4,16 @@ Importing this module must stay cheap: each command imports what it needs when i
 """
 
 import os
-import signal
 import sys
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from megatrain_cli import __version__
 from megatrain_cli.cli import data, export, inspect, plan, probe, resume, train
+from megatrain_cli.cli.interrupt import leave_on_interrupt
 from megatrain_cli.cli.options import TAKES_OVERRIDES
-from megatrain_cli.errors import DeviceError, InternalError, MegatrainError
+from megatrain_cli.errors import DeviceError, InternalError, MegatrainError, StorageError
 from megatrain_cli.report.listener import Listener
 
 _EPILOG = (
@@ -67,8 +66,7 @@ def main() -> None:
     Typer itself ends usage errors with 2 and a closed pipe with 1. An exception that is none of
     ours is a bug and keeps its traceback.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
-        signal.signal(signal.SIGINT, _leave)
+    leave_on_interrupt()  # done already, unless this module was imported by itself
     try:
         app(prog_name="megatrain")
     except InternalError:
@@ -83,20 +81,32 @@ def main() -> None:
             said.flush()
             os._exit(error.exit_code)
         sys.exit(error.exit_code)
+    except OSError:
+        refused = _refusal_of_stdout()
+        if refused is None:
+            raise
+        Listener().write(f"stdout cannot be written: {refused}. What was asked for is not whole.\n")
+        sys.exit(StorageError.exit_code)
+
+
+def _refusal_of_stdout() -> str | None:
+    """Why stdout does not take one more line end; None if it does.
+
+    What its buffer holds then goes nowhere, or Python would complain once more as it leaves.
+    """
+    try:
+        if sys.stdout is not None:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    except OSError as error:
+        nobody = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nobody, sys.stdout.fileno())
+        os.close(nobody)
+        return error.strerror
+    return None
 
 
 def _has_used_a_device() -> bool:
     """Whether this process has a CUDA context; torch may never have been imported."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End at once on an interrupt; nothing is being written (`StopRequest` sees to what is).
-
-    A KeyboardInterrupt does not get through the import of torch or transformers: it is taken for a
-    missing module, is lost, or aborts the process from C++.
-    """
-    del number, frame
-    os.write(2, b"Interrupted.\n")
-    os._exit(130)

@@ -28,7 +28,7 @@ def preview(
     ] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Show training rows with what is learnt of them, and what became of all rows.
+    """Show rows, what is learnt of them, and what became of all.
 
     All data is read and tokenised, as `train` would, and kept for it; no weights are read. Rows
     come in the order of the files. With --json a line is one row, and the last line is the counts.

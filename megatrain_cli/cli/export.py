@@ -51,10 +51,10 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write the weights as a plain model folder with few files and a model card.
+    """Write the weights as a model folder of few files.
 
-    Every file that is read is verified first; what was written is read again and compared. OUT is
-    whole, or not there.
+    A model card comes with them. Every file that is read is verified first; what was written is
+    read again and compared. OUT is whole, or not there.
     """
     from megatrain_cli.checkpoint.export import export as write
     from megatrain_cli.checkpoint.fsio import FileSystem

@@ -37,7 +37,9 @@ def inspect_ckpt(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a checkpoint, or list those of a run and check the one that `resume` would take.
+    """Check a checkpoint, or list those of a run.
+
+    Of a run, the checkpoint that `resume` would take is checked.
 
     Without options it reads manifest, headers and index: seconds, whatever the size. Exit code 0 if
     all that was looked at is good, 3 if damaged, 4 if made for another version or model, 5 if there
@@ -59,6 +61,10 @@ def inspect_ckpt(
     elif is_run(run, fs):
         _survey(run, fs, full=full, numerics=numerics, open_model=open_model, as_json=as_json)
     else:
+        if full or numerics or open_model:
+            raise typer.BadParameter(
+                f"{run} is no checkpoint and no run: --full, --numerics and --open are for those"
+            )
         _list_weights(run, as_json=as_json)
 
 

@@ -17,7 +17,7 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YA
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...",
+        metavar="KEY=VALUE",
         help="Config keys to change, such as train.max_steps=5 or --train.max_steps 5.",
         show_default=False,
     ),

@@ -44,7 +44,7 @@ def resume(
         bool, typer.Option("--force", help="Go on with weights that are not finite.")
     ] = False,
 ) -> None:
-    """Continue a run from its newest checkpoint, or from the one that is named.
+    """Continue a run from its newest checkpoint, or a named one.
 
     Reads the config of the checkpoint. A run that has ended says so, and nothing is written.
     """

@@ -15,9 +15,10 @@ def train(
         typer.Option("--dry-run", help="Read config and data and plan; load and write nothing."),
     ] = False,
 ) -> None:
-    """Train.
+    """Train as a config asks for, from the first step to the last.
 
-    Writes metrics and weights into the run folder.
+    Writes metrics and checkpoints into the run folder, which must hold no run yet. Ctrl-C finishes
+    the step and saves; `megatrain resume` goes on. docs/config.md has every key.
     """
     loaded = read_config(config, overrides)
     set_environment(loaded.config.pipeline.device)

@@ -44,6 +44,13 @@ CountFrom0 = Annotated[
     Field(ge=0, le=MAX_INT),
     Wanted("a whole number of at least 0"),
 ]
+# The most that one machine has; beyond, starting them takes longer than their work.
+Workers = Annotated[
+    int,
+    BeforeValidator(_whole),
+    Field(ge=1, le=1024),
+    Wanted("a whole number from 1 to 1024"),
+]
 # Far inside what FP32 holds: the kernels compute in it, where 1e39 is infinite and an epsilon of
 # 1e-46 is 0. Nothing that is counted overflows either.
 Number = Annotated[float, Field(ge=0, le=1e30), Wanted("a number from 0 to 1e30")]

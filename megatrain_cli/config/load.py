@@ -13,6 +13,7 @@ from stat import S_ISDIR
 import yaml
 
 from megatrain_cli.config.check import Checker, show_value
+from megatrain_cli.config.names import SECTIONS
 from megatrain_cli.config.paths import GivenPath, is_hub_id, resolve_paths, split_entry
 from megatrain_cli.config.rules import find_idle
 from megatrain_cli.config.schema import TrainConfig
@@ -85,7 +86,12 @@ def parse_config(text: str, path: Path, overrides: Sequence[str], folder: Path) 
     config = checker.validate(resolved, explicit)
     if checker.problems:
         raise ConfigError(_in_file_order(checker.problems, str(path)))
-    notes = tuple(f"{f.key} {f.message}" for f in find_idle(config) if f.key in explicit)
+    # A default that was written out, as `dump_config` does, is no wish that goes unmet.
+    notes = tuple(
+        f"{f.key}: {f.message}"
+        for f in find_idle(config)
+        if f.key in explicit and not _is_default(config, f.key)
+    )
     return LoadedConfig(config, path, explicit, notes, given, tuple(overrides))
 
 
@@ -143,6 +149,12 @@ def dump_config(config: TrainConfig) -> str:
     )
 
 
+def _is_default(config: TrainConfig, key: str) -> bool:
+    section, _, leaf = key.partition(".")
+    values = getattr(config, section)
+    return bool(getattr(values, leaf) == type(values).model_fields[leaf].default)
+
+
 def _read_text(path: Path) -> str:
     try:
         raw = path.read_bytes()
@@ -174,13 +186,21 @@ def _lay_over(
         if key in seen:
             checker.refuse(where, key, "given twice on the command line. Keep one")
             continue
+        below = sorted(other for other in seen if other.startswith(f"{key}."))
         seen.add(key)
+        if below:
+            checker.refuse(where, key, f"would undo `{below[0]}`, given before it. Keep one")
+            continue
         try:
             value, problems = read_tree(text, _always(where))
         except TreeError as error:
             checker.problems.append(str(error))
             continue
         checker.problems += problems
+        if key in SECTIONS and (value.value is None or isinstance(value.value, dict)):
+            # What the file has in it would be gone without a word.
+            checker.refuse(where, key, f"a section; change its keys, as `{key}.KEY=VALUE`")
+            continue
         root = _with(root, parts, value, where)
     return root
 

@@ -26,6 +26,8 @@ _FILE_NAME = re.compile(r"\.(jsonl|ndjson|json|csv|txt|parquet|arrow|gz|zst)$", 
 _ENTRY = re.compile(r"(.*\.json)#([^#]+)")
 
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
+# What a shell would expand, at the start of a folder's or a file's name.
+_BARE_VARIABLE = re.compile(r"(?:^|/)\$([A-Za-z_][A-Za-z0-9_]*)")
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,16 @@ def resolve_path(text: str, folder: Path) -> Path:
             raise _UnusableError(
                 f"the environment variable `{name}` is not set; set it or write the path out"
             )
+        if not value:  # `${SCRATCH}/run` would be `/run`, and `${DATA}` the config's own folder
+            raise _UnusableError(
+                f"the environment variable `{name}` is empty; set it or write the path out"
+            )
         return value
 
+    bare = _BARE_VARIABLE.search(text)
+    if bare is not None:
+        name = bare[1]
+        raise _UnusableError(f"`${name}` is not expanded; write `${{{name}}}`")
     expanded = _VARIABLE.sub(value_of, text)
     if "\0" in expanded:
         raise _UnusableError("a path cannot hold a NUL character")

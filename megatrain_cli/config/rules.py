@@ -85,6 +85,10 @@ def find_idle(config: TrainConfig) -> Iterator[Finding]:
         )
     if config.schedule.type == "constant":
         yield Finding("schedule.min_lr_ratio", "has no effect with `schedule.type: constant`")
+    if config.optimizer.learning_rate == 0:
+        yield Finding("optimizer.learning_rate", "at 0 no weight changes")
+    if config.schedule.warmup_ratio == 1:
+        yield Finding("schedule.warmup_ratio", "the learning rate still rises when the run ends")
     steps, warmup = config.train.max_steps, config.schedule.warmup_steps
     if steps and warmup >= steps:
         yield Finding(

@@ -25,6 +25,7 @@ from megatrain_cli.config.kinds import (
     Tags,
     Template,
     Wanted,
+    Workers,
 )
 
 DataFormat = Literal[
@@ -46,7 +47,8 @@ class ModelSection(Section):
     path: FilePath
     """Hugging Face model folder: config, tokenizer and safetensors weights."""
     init: Literal["pretrained", "random"] = "pretrained"
-    """`pretrained` reads the folder's weights; `random` needs only its `config.json`."""
+    """`pretrained` reads the folder's weights; `random` needs `config.json` and tokenizer
+    alone."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Number format of the weights and of the computation on the device."""
     attention: Literal["auto", "sdpa", "flash_attention_2", "flex_attention", "eager"] = "auto"
@@ -129,7 +131,7 @@ class DataSection(Section):
     """Whether prompts are learned too, not answers alone."""
     shuffle: bool = True
     """Whether rows come in a new random order each epoch."""
-    workers: Count | Literal["auto"] = "auto"
+    workers: Workers | Literal["auto"] = "auto"
     """Processes that tokenise; `auto` is every usable core for more than 32 MiB of files, and
     otherwise 1: this process."""
     cache_dir: CacheDir = "auto"
@@ -179,7 +181,7 @@ class OptimizerSection(Section):
     """How the exact weights are kept; `fp32_split` is FP32-exact at 14 bytes a parameter."""
     update: Literal["auto", "deferred", "eager"] = "auto"
     """When layers are updated: `deferred` after backward, `eager` during it (no clipping)."""
-    threads: Count | Literal["auto"] = "auto"
+    threads: Workers | Literal["auto"] = "auto"
     """CPU threads of the optimizer; `auto` is every usable core, less one beside a GPU."""
 
 
@@ -189,9 +191,9 @@ class ScheduleSection(Section):
     type: Literal["constant", "linear", "cosine"] = "cosine"
     """How the learning rate falls after warm-up."""
     warmup_steps: CountFrom0 = 0
-    """Steps over which the learning rate rises from 0."""
+    """Steps over which the learning rate rises; the first has rate 0, as in transformers."""
     warmup_ratio: Share | None = None
-    """The same as a share of all steps; at most one of the two."""
+    """The same as a share of all steps, rounded up; at most one of the two."""
     min_lr_ratio: Share | None = None
     """Where the fall ends, as a share of `optimizer.learning_rate`; null is 0.1 for `cosine`, and 0
     for `linear`, as in transformers."""

@@ -141,13 +141,23 @@ class _Builder:
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode):
+                self._check_tag(node, "map", where)
                 return Located(where, self._mapping(node))
             if isinstance(node, yaml.SequenceNode):
+                self._check_tag(node, "seq", where)
                 items = [self.build(item, item.start_mark.line + 1) for item in node.value]
                 return Located(where, items)
             return Located(where, self._scalar(node, where))
         finally:
             self._open.discard(id(node))
+
+    def _check_tag(self, node: yaml.Node, kind: str, where: str) -> None:
+        """A tag of a mapping or a list, such as `!include`, asks for something that is not done."""
+        if node.tag != _TAG + kind:
+            self._refuse_tag(node, where)
+
+    def _refuse_tag(self, node: yaml.Node, where: str) -> None:
+        self.problems.append(f"{where}: `{node.tag}` cannot be read; remove the `!` tag")
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Located]:
         children: dict[str, Located] = {}
@@ -179,6 +189,7 @@ class _Builder:
                 merged = built | merged  # the first of several sources wins
             else:
                 self.problems.append(f"{self._place(line)}: `<<` must be given a mapping")
+                break
         return merged
 
     def _scalar(self, node: yaml.Node, where: str) -> Scalar:
@@ -189,7 +200,7 @@ class _Builder:
         for name, pattern, _ in _RESOLVERS:
             if name == tag and pattern.match(text):
                 return _convert(tag, text)
-        self.problems.append(f"{where}: `{node.tag}` cannot be read; remove the `!` tag")
+        self._refuse_tag(node, where)
         return text
 
 

@@ -64,4 +64,5 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> "PreTrai
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ModelError(f"{folder}: the tokenizer cannot be read: {error}") from None
+        reason = " ".join(str(error).split())  # transformers' own has several lines
+        raise ModelError(f"{folder}: the tokenizer cannot be read: {reason}") from None

@@ -5,6 +5,7 @@ are computed in `__init__` and come in no file.
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
@@ -62,7 +63,9 @@ def construct(config: PreTrainedConfig, dtype: torch.dtype, attention: str) -> P
             "`model.attention: eager`."
         )
     try:
-        with EmptyOnMeta():
+        with EmptyOnMeta(), warnings.catch_warnings():
+            # A size of 0 is refused by name, once all shapes are known.
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")
             model = cast(
                 PreTrainedModel,
                 AutoModelForCausalLM.from_config(

@@ -160,6 +160,7 @@ def make_skeleton(
         attention_width=_attention_width(config),
         window=_window(config),
     )
+    _refuse_empty(spec)
     skeleton = Skeleton(
         spec=spec,
         layouts=tuple(make_layout(layer) for layer in spec.layers),
@@ -174,6 +175,17 @@ def make_skeleton(
         foreign=foreign,
     )
     return replace(skeleton, spec=replace(spec, lookup=is_lookup(skeleton)))
+
+
+def _refuse_empty(spec: ModelSpec) -> None:
+    """Refuse parameters without elements, which a size of 0 in config.json makes."""
+    params = [param for layer in spec.layers for param in layer.params]
+    empty = [f"{param.name} {param.shape}" for param in params if 0 in param.shape]
+    if empty:
+        raise ModelError(
+            f"{spec.architecture}: config.json has a size of 0: {len(empty)} of {len(params)} "
+            f"parameters are empty, the first is {empty[0]}."
+        )
 
 
 def _attention_width(config: PreTrainedConfig) -> int:

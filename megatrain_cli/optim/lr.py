@@ -45,3 +45,8 @@ def learning_rate(
         case _:
             assert_never(schedule)
     return peak * (left * (1.0 - min_lr_ratio) + min_lr_ratio)
+
+
+def warmup_steps_of(ratio: float, total_steps: int) -> int:
+    """The warm-up of a share of all steps, rounded up as in transformers' `TrainingArguments`."""
+    return math.ceil(total_steps * ratio)

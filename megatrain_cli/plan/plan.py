@@ -222,7 +222,7 @@ def make_plan(
         bounds,
         checkpoint,
         kept * checkpoint,
-        warnings_of(config, decisions, bounds),
+        warnings_of(config, decisions, machine, bounds),
         is_tight(),
     )
 

@@ -2,9 +2,10 @@
 
 import math
 
-from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.config.schema import KeepLayers, TrainConfig
 from megatrain_cli.plan.cost import StepBounds
 from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.plan.machine import MachineSpec
 
 # Of the weights of a decoder, as most are initialised; trained ones are of the same size.
 WEIGHT_DEVIATION = 0.02
@@ -12,13 +13,15 @@ _NOTED_SHARE = 0.01
 
 
 def warnings_of(
-    config: TrainConfig, decisions: Decisions, bounds: StepBounds | None
+    config: TrainConfig, decisions: Decisions, machine: MachineSpec, bounds: StepBounds | None
 ) -> tuple[str, ...]:
     """One line for each thing that a user may want to change."""
     found = (
         _lost_updates(config),
         _link_bound(bounds),
         _lone_slab(decisions),
+        _kept_layers(config, decisions),
+        _crowded_cores(decisions, machine),
     )
     return tuple(line for line in found if line is not None)
 
@@ -68,4 +71,23 @@ def _lone_slab(decisions: Decisions) -> str | None:
     return (
         "`pipeline.grad_slabs: 1` lets no gradient leave the device while another is being added; "
         "set 2 or more"
+    )
+
+
+def _kept_layers(config: TrainConfig, decisions: Decisions) -> str | None:
+    asked = config.pipeline.activations
+    if not isinstance(asked, KeepLayers) or asked.keep_layers <= decisions.keep_layers:
+        return None
+    return (
+        f"`pipeline.activations.keep_layers: {asked.keep_layers}` is more than the model's "
+        f"{decisions.keep_layers} layers: all of them are kept"
+    )
+
+
+def _crowded_cores(decisions: Decisions, machine: MachineSpec) -> str | None:
+    if decisions.threads <= machine.num_cores:
+        return None
+    return (
+        f"`optimizer.threads: {decisions.threads}` is more than the {machine.num_cores} usable "
+        "cores: the threads wait for each other; set `auto`"
     )

@@ -11,7 +11,14 @@ from types import TracebackType
 from typing import IO, Self, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from megatrain_cli.report.listener import Listener
 from megatrain_cli.report.plan_view import PlanView, say, show_plan
@@ -35,6 +42,8 @@ def data() -> Console:
 _QUIET_SECONDS = 10.0
 # Characters.
 _MOST_OF_A_ROW = 600
+# Columns of a terminal: below, the numbers would be cut.
+_WIDTH_WITH_BAR, _WIDTH_WITH_TIME = 100, 80
 
 
 class RunConsole:
@@ -162,7 +171,7 @@ def show_step(record: StepRecord) -> str:
     """The numbers of a step on one line."""
     return (
         f"loss {record.loss:.4f}  lr {record.learning_rate:.3g}"
-        f"  grad_norm {record.grad_norm:.4g}  tok/s {record.tokens_per_second:.0f}"
+        f"  grad_norm {record.grad_norm:.4g}  targets/s {record.tokens_per_second:.0f}"
     )
 
 
@@ -175,11 +184,11 @@ def show_evaluation(record: EvalRecord) -> str:
 
 
 def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("step {task.completed:.0f}/{task.total:.0f}", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[numbers]}", markup=False),
-        TimeRemainingColumn(),
-        console=console,
-        refresh_per_second=4,
-    )
+    """A bar as far as there is room: the numbers matter most, then the time, then the bar."""
+    step = "step {task.completed:.0f}/{task.total:.0f}  {task.fields[numbers]}"
+    columns: list[ProgressColumn] = [TextColumn(step, markup=False)]
+    if console.width >= _WIDTH_WITH_BAR:
+        columns.append(BarColumn())
+    if console.width >= _WIDTH_WITH_TIME:
+        columns.append(TimeRemainingColumn())
+    return Progress(*columns, console=console, refresh_per_second=4)

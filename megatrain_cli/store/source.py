@@ -21,6 +21,9 @@ _READABLE = ("BF16", "F16", "F32")
 
 _SHOWN_NAMES = 8
 
+# How a file begins that `git clone` made without LFS: three lines of text in place of the weights.
+_LFS_POINTER = b"version https://git-lfs.github.com/"
+
 
 @dataclass(frozen=True)
 class _Stored:
@@ -89,7 +92,10 @@ class SafetensorsSource:
         ]
         found = [problem for problem in problems if problem]
         if found:
-            raise ModelError(f"{folder} does not fit {spec.architecture}: " + "; ".join(found))
+            hint = self._hint_of_tie(spec, sorted(shapes.keys() - self._stored))
+            raise ModelError(
+                f"{folder} does not fit {spec.architecture}: " + "; ".join(found) + hint
+            )
 
     def read(self, layer: LayerSpec) -> Iterator[tuple[str, torch.Tensor]]:
         """Each of the layer's parameters, as stored: BF16, FP16 or FP32.
@@ -115,6 +121,16 @@ class SafetensorsSource:
         for head, embedding in self._aliases.items():
             if head in self._stored and embedding not in self._stored:
                 self._stored[embedding] = self._stored.pop(head)
+
+    def _hint_of_tie(self, spec: ModelSpec, lacking: Sequence[str]) -> str:
+        """What a folder means that lacks one matrix of the head alone: the embedding's is used."""
+        matrices = [p.name for p in spec.layers[-1].params if len(p.shape) > 1]
+        if spec.tied or list(lacking) != matrices:
+            return ""
+        return (
+            ". If the head uses the embedding's weights, set `tie_word_embeddings` to true in "
+            "config.json"
+        )
 
     def _wrong_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
         wrong = []
@@ -190,7 +206,19 @@ def _read_headers(folder: Path) -> Iterator[_Stored]:
                     part = file.get_slice(name)
                     yield _Stored(path, name, tuple(part.get_shape()), part.get_dtype())
         except (SafetensorError, OSError) as error:
+            if _begins_with(path, _LFS_POINTER):
+                raise CorruptError(
+                    f"{path} is a Git LFS pointer, not the weights. Run `git lfs pull` in the "
+                    "folder, or download the file."
+                ) from error
             raise CorruptError(f"{path} is damaged or cut short: {error}") from error
+
+
+def _begins_with(path: Path, start: bytes) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -210,7 +238,7 @@ def _weight_files(folder: Path) -> list[Path]:
         files = [folder / name for name in names]
         missing = [path.name for path in files if not path.exists()]
         if missing:
-            raise ModelError(f"{folder}: " + _listed("files that the index lists lack", missing))
+            raise ModelError(f"{folder}: " + _listed("files of the index are missing", missing))
         return files
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
@@ -219,5 +247,15 @@ def _weight_files(folder: Path) -> list[Path]:
                 f"{folder} has its weights as pickle files only (.bin, .pt), and unpickling runs "
                 "code of whoever made them. Convert it once with transformers' `save_pretrained`."
             )
-        raise ModelError(f"{folder} has no model*.safetensors.")
+        if (folder / "adapter_config.json").exists():
+            raise ModelError(
+                f"{folder} has an adapter (LoRA) and no weights of a model. Merge it into its base "
+                "model, and name the folder of that."
+            )
+        others = sorted(path.name for path in folder.glob("*.safetensors"))[:_SHOWN_NAMES]
+        found = f" It has {', '.join(others)}, which transformers would not read." if others else ""
+        raise ModelError(
+            f"{folder} has no model*.safetensors.{found} Name a folder that transformers opens, or "
+            "set `model.init: random` to begin without weights."
+        )
     return files

@@ -262,6 +262,22 @@ def check_examples(examples: Examples, skeleton: Skeleton, folder: Path) -> None
         )
 
 
+def weights_of(config: TrainConfig, skeleton: Skeleton) -> SafetensorsSource:
+    """The folder's weights, of which names, shapes and dtypes alone have been read.
+
+    Raises:
+        ModelError: They and the model's parameters do not match.
+        CorruptError: A file is damaged.
+    """
+    return SafetensorsSource(
+        Path(config.model.path),
+        skeleton.spec,
+        base_prefix=skeleton.base_prefix,
+        ignored=skeleton.ignored_keys,
+        aliases=skeleton.aliases,
+    )
+
+
 def _discover(config: TrainConfig, to_train: bool) -> Skeleton:
     dtype, attention = DTYPES[config.model.dtype], attention_of(config)
     return discover(Path(config.model.path), dtype=dtype, attention=attention, to_train=to_train)
@@ -317,14 +333,7 @@ def _fill(config: TrainConfig, skeleton: Skeleton, store: MasterStore, threads: 
     if config.model.init == "random":
         fill_random(store, RandomLayers(skeleton, config.train.seed).read, threads)
         return
-    source = SafetensorsSource(
-        Path(config.model.path),
-        skeleton.spec,
-        base_prefix=skeleton.base_prefix,
-        ignored=skeleton.ignored_keys,
-        aliases=skeleton.aliases,
-    )
-    fill_store(store, source)
+    fill_store(store, weights_of(config, skeleton))
 
 
 def _shape(plan: RunPlan) -> PipelineShape:

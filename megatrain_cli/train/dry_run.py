@@ -6,7 +6,7 @@ from pathlib import Path
 from megatrain_cli.config.load import LoadedConfig
 from megatrain_cli.plan.plan import make_plan
 from megatrain_cli.report.console import RunConsole
-from megatrain_cli.train.assemble import check_examples, prepare
+from megatrain_cli.train.assemble import check_examples, prepare, weights_of
 from megatrain_cli.train.forecast import forecast
 from megatrain_cli.train.preparation import refuse_what_does_not_fit, show_rows
 from megatrain_cli.train.rows import load_rows
@@ -14,6 +14,9 @@ from megatrain_cli.train.rows import load_rows
 
 def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
     """Read the data as a run would, and plan with its rows; no weights, no run folder.
+
+    Of the weights only the files' headers are read, where there are any: a config may be tried
+    before its model has been downloaded.
 
     Args:
         loaded: What was asked.
@@ -26,6 +29,8 @@ def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
     config = loaded.config
     skeleton, plan = prepare(loaded)
     refuse_what_does_not_fit(plan)  # before any data is read
+    if config.model.init == "pretrained" and any(Path(config.model.path).glob("*.safetensors*")):
+        weights_of(config, skeleton)
     rows = load_rows(config, plan.decisions, say=console.note, progress=console.preparing)
     check_examples(rows.examples, skeleton, Path(config.model.path))
     if rows.evaluation is not None:
@@ -40,5 +45,5 @@ def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
     refuse_what_does_not_fit(plan)
     console.note(
         f"dry run: {rows.total_steps} steps of {rows.rows_per_step} rows would be made; no weights "
-        "were read and no run folder was written"
+        "were loaded and no run folder was written"
     )

@@ -10,7 +10,7 @@ from functools import partial
 
 from megatrain_cli.config.load import LoadedConfig
 from megatrain_cli.optim.adamw import AdamStep
-from megatrain_cli.optim.lr import learning_rate
+from megatrain_cli.optim.lr import learning_rate, warmup_steps_of
 from megatrain_cli.pipeline.breakdown import breakdown
 from megatrain_cli.pipeline.executor import IssuedStep, Score
 from megatrain_cli.pipeline.lanes import InlineLanes
@@ -158,7 +158,7 @@ class Run:
         schedule, total = self._config.schedule, self._rows.total_steps
         warmup = schedule.warmup_steps
         if schedule.warmup_ratio is not None:
-            warmup = round(schedule.warmup_ratio * total)
+            warmup = warmup_steps_of(schedule.warmup_ratio, total)
         return learning_rate(
             index,
             peak=self._config.optimizer.learning_rate,

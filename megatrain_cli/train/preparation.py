@@ -23,7 +23,7 @@ from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.pipeline.executor import device_failure
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.report.console import RunConsole
-from megatrain_cli.train.assemble import DTYPES, check_examples, prepare
+from megatrain_cli.train.assemble import DTYPES, check_examples, prepare, weights_of
 from megatrain_cli.train.data_facts import check_data, data_facts
 from megatrain_cli.train.facts import check_dtypes, check_model, dtypes_of, model_facts
 from megatrain_cli.train.folder import RunFolder
@@ -85,6 +85,8 @@ def prepare_attempt(
     config, fs = loaded.config, FileSystem()
     skeleton, plan = prepare(loaded)
     refuse_what_does_not_fit(plan)  # before any data is read
+    if resumption is None and config.model.init == "pretrained":
+        weights_of(config, skeleton)  # tokenising may take an hour: what is missing is said before
     start = START if resumption is None else resumption.position
     rows = load_rows(config, plan.decisions, start, console.note, console.preparing)
     check_examples(rows.examples, skeleton, Path(config.model.path))

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from megatrain_cli.errors import HangError, MegatrainError, MixedStateError
+from megatrain_cli.errors import HangError, MegatrainError, MixedStateError, NumericsError
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.store.clock import TileClock
 from megatrain_cli.train import watchdog
@@ -48,6 +48,10 @@ class Rescue:
             self.saving.finish(step, left)
         except MixedStateError as error:
             return f"The state in memory was not saved: {error}"
+        except NumericsError as error:
+            if step == 0:  # to go on from a checkpoint with another rate would be no advice
+                return "Nothing was learnt before it, and nothing was saved."
+            return f"The state after step {step} could not be saved: {error}"
         except MegatrainError as error:
             return f"The state after step {step} could not be saved: {error}"
         if left is not None:

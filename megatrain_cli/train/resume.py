@@ -231,7 +231,7 @@ def resumed_config(
     places = {"model.path": checkpoint.folder.absolute(), "train.output_dir": output_dir}
     if template.path is not None:
         places["data.template"] = template.path
-    own = tuple(note for note in wanted.notes if note.partition(" ")[0] in overridden)
+    own = tuple(note for note in wanted.notes if note.partition(":")[0] in overridden)
     in_force = replace(_with_paths(wanted, places), notes=own)
     return ResumedConfig(
         loaded=in_force,

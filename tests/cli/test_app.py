@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from megatrain_cli import __version__, errors
 from megatrain_cli.cli import app as app_module
@@ -219,6 +221,48 @@ def test_an_interrupt_ends_an_import_that_would_swallow_it(project: Path) -> Non
         check=False,
     )
     assert (result.returncode, result.stderr) == (130, "Interrupted.\n")
+
+
+def test_an_interrupt_is_seen_to_before_anything_slow_is_imported() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.startswith(('typer', 'megatrain_cli.cli.app')):\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "sys.argv = ['megatrain', '--version']\n"
+        "import runpy\n"
+        "runpy.run_module('megatrain_cli', run_name='__main__')\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (130, "Interrupted.\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["inspect-ckpt", "model", "--json"]])
+def test_a_stdout_that_is_full_is_one_line_and_7(project: Path, words: list[str]) -> None:
+    """The last one is written by a command, the others by Typer."""
+    (project / "model/config.json").write_text("{}")
+    save_file({"a": torch.zeros(1)}, project / "model/model.safetensors")
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "megatrain_cli", *words]
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            command,
+            cwd=project,
+            env=env,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (result.returncode, result.stderr) == (
+        7,
+        "stdout cannot be written: No space left on device. What was asked for is not whole.\n",
+    )
 
 
 @pytest.mark.parametrize("initialized", [True, False])

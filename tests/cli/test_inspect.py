@@ -80,6 +80,14 @@ def test_a_model_folder_is_listed_and_called_no_checkpoint(run: Path) -> None:
     assert lines[5][:3] == ["total", "2", "1.024k"]
 
 
+@pytest.mark.parametrize("check", ["--full", "--numerics", "--open"])
+def test_a_check_that_a_model_folder_cannot_have_is_refused(run: Path, check: str) -> None:
+    """Left out in silence, it would read as passed."""
+    result = CliRunner().invoke(app, ["inspect-ckpt", str(checkpoint(run, 4)), check])
+    assert result.exit_code == 2
+    assert "is no checkpoint and no run" in result.stderr
+
+
 def test_json_of_a_model_folder_holds_exact_numbers(run: Path) -> None:
     values = json.loads(output("inspect-ckpt", checkpoint(run, 4), "--json"))
     assert values["kind"] == "model"

@@ -67,6 +67,10 @@ def test_an_empty_value_is_null(load: Load) -> None:
     ("override", "expected"),
     [
         ("train.seed=-1", "train.seed: wanted a whole number of at least 0, got -1"),
+        (
+            "optimizer.threads=2000",
+            "optimizer.threads: wanted a whole number from 1 to 1024 or `auto`, got 2000",
+        ),
         ("train.sed=1", "train.sed: unknown key. Did you mean `seed`?"),
         ("seed=1", "seed: not here; it belongs at `train.seed`"),
         ("lr=1", "lr: unknown key; this is torchtune's name for `optimizer.learning_rate`"),
@@ -89,6 +93,31 @@ def test_a_key_cannot_be_given_twice(problems: Problems) -> None:
     assert problems("", "train.seed=1", "train.seed=2") == [
         "override `train.seed=2`: train.seed: given twice on the command line. Keep one"
     ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pipeline.activations.keep_layers=2", "pipeline.activations=keep"),
+        ("pipeline.activations.keep_layers=2", "pipeline.activations={keep_layers: 1}"),
+    ],
+)
+def test_no_override_undoes_one_before_it(problems: Problems, words: tuple[str, str]) -> None:
+    [problem] = problems("", *words)
+    assert problem == (
+        f"override `{words[1]}`: pipeline.activations: would undo "
+        f"`{words[0].partition('=')[0]}`, given before it. Keep one"
+    )
+
+
+@pytest.mark.parametrize("value", ["{type: linear}", "null", ""])
+def test_a_section_is_not_replaced_as_a_whole(problems: Problems, value: str) -> None:
+    """What the file has in it would be gone without a word."""
+    [problem] = problems("schedule: {warmup_steps: 3}\n", f"schedule={value}")
+    assert problem == (
+        f"override `schedule={value}`: schedule: a section; change its keys, as "
+        "`schedule.KEY=VALUE`"
+    )
 
 
 def test_every_wrong_override_is_reported_beside_the_file(problems: Problems) -> None:

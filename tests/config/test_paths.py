@@ -58,6 +58,28 @@ def test_an_unset_variable_is_named(problems: Problems, monkeypatch: pytest.Monk
     assert "data.train[1]: the environment variable `NO_SUCH` is not set" in problem
 
 
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("${EMPTY}/run", "the environment variable `EMPTY` is empty"),
+        ("${EMPTY}", "the environment variable `EMPTY` is empty"),
+        ("$SCRATCH/run", "`$SCRATCH` is not expanded; write `${SCRATCH}`"),
+        ("a/$USER/run", "`$USER` is not expanded; write `${USER}`"),
+    ],
+)
+def test_a_variable_never_becomes_another_folder_than_was_meant(
+    problems: Problems, monkeypatch: pytest.MonkeyPatch, path: str, reason: str
+) -> None:
+    monkeypatch.setenv("EMPTY", "")
+    [problem] = problems("", f"train.output_dir={path}")
+    assert f"train.output_dir: {reason}" in problem
+
+
+def test_a_dollar_within_a_name_is_a_dollar(load: Load, tmp_path: Path) -> None:
+    run = load("", "train.output_dir=cost$5/a$b").config.train.output_dir
+    assert run == tmp_path / "cost$5/a$b"
+
+
 def test_an_unknown_home_is_named(problems: Problems) -> None:
     [problem] = problems("", "model.path=~no-such-user-here/m")
     assert "model.path: the home folder of ~no-such-user-here is not known" in problem

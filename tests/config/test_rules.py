@@ -1,7 +1,10 @@
 """Rules over several keys, keys without effect, and what this version refuses by name."""
 
+from pathlib import Path
+
 import pytest
 
+from megatrain_cli.config.load import dump_config
 from tests.config.conftest import Load, Problems
 
 START = "model: {path: m}\ndata: {train: t}\n"
@@ -161,24 +164,29 @@ def test_the_values_that_mean_without_it_are_accepted(load: Load, override: str)
     [
         (
             ["checkpoint.async_save=false", "checkpoint.bounce_pool=0"],
-            "checkpoint.bounce_pool has no effect while",
+            "checkpoint.bounce_pool: has no effect while",
         ),
         (
             ["checkpoint.save_steps=20", "checkpoint.keep_every_steps=50"],
-            "checkpoint.keep_every_steps a checkpoint is written every 20 steps, so only those",
+            "checkpoint.keep_every_steps: a checkpoint is written every 20 steps, so only those",
         ),
-        (["schedule.type=constant", "schedule.min_lr_ratio=0"], "schedule.min_lr_ratio has no"),
-        (["schedule.warmup_steps=4"], "schedule.warmup_steps the learning rate still rises"),
+        (["schedule.type=constant", "schedule.min_lr_ratio=0"], "schedule.min_lr_ratio: has no"),
+        (["optimizer.learning_rate=1e-400"], "optimizer.learning_rate: at 0 no weight changes"),
+        (["schedule.warmup_ratio=1"], "schedule.warmup_ratio: the learning rate still rises"),
+        (["schedule.warmup_steps=4"], "schedule.warmup_steps: the learning rate still rises"),
         (
             ["pipeline.device=cpu", "pipeline.target_pcie_utilization=0.9"],
-            "pipeline.target_pcie_utilization has no effect",
+            "pipeline.target_pcie_utilization: has no effect",
         ),
-        (["pipeline.device=cpu", "store.memory=pinned"], "store.memory has no effect"),
-        (["pipeline.device=cpu", "train.deterministic=true"], "train.deterministic has no effect"),
-        (["data.packing=true", "model.attention=eager"], "model.attention has no effect"),
-        (["data.format=text", "data.train_on_prompt=true"], "data.train_on_prompt has no effect"),
-        (["optimizer.master=bf16"], "optimizer.master changes below half a BF16 step are lost"),
-        (["optimizer.master=bf16_stochastic"], "optimizer.master changes below a BF16 step happen"),
+        (["pipeline.device=cpu", "store.memory=pinned"], "store.memory: has no effect"),
+        (["pipeline.device=cpu", "train.deterministic=true"], "train.deterministic: has no effect"),
+        (["data.packing=true", "model.attention=eager"], "model.attention: has no effect"),
+        (["data.format=text", "data.train_on_prompt=true"], "data.train_on_prompt: has no effect"),
+        (["optimizer.master=bf16"], "optimizer.master: changes below half a BF16 step are lost"),
+        (
+            ["optimizer.master=bf16_stochastic"],
+            "optimizer.master: changes below a BF16 step",
+        ),
     ],
 )
 def test_a_value_that_does_nothing_or_costs_exactness_is_announced(
@@ -192,8 +200,13 @@ def test_milestones_that_are_saves_need_no_note(load: Load) -> None:
     assert load("checkpoint: {save_steps: 20, keep_every_steps: 100}\n").notes == ()
 
 
-def test_defaults_that_do_nothing_are_not_announced(load: Load) -> None:
-    assert load("schedule: {type: constant}\npipeline: {device: cpu}\n").notes == ()
+def test_defaults_that_do_nothing_are_not_announced(load: Load, tmp_path: Path) -> None:
+    loaded = load("schedule: {type: constant}\npipeline: {device: cpu}\n")
+    assert loaded.notes == ()
+    # Nor where they are written out: a run's own config can be trained with again.
+    again = load("", start=dump_config(loaded.config))
+    assert again.config == loaded.config
+    assert again.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -231,5 +244,5 @@ def test_a_source_may_have_what_it_is_said_to_have(load: Load, source: str) -> N
 
 def test_a_limit_of_bad_rows_that_does_nothing_is_said(load: Load) -> None:
     [note] = load("", "data.max_bad_share=0.5").notes
-    assert note.startswith("data.max_bad_share has no effect with `data.on_bad_row: error`")
+    assert note.startswith("data.max_bad_share: has no effect with `data.on_bad_row: error`")
     assert load("", "data.max_bad_share=0.5", "data.on_bad_row=skip").notes == ()

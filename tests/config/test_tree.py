@@ -123,7 +123,18 @@ def test_a_doubled_key_is_refused_with_both_lines() -> None:
 def test_what_yaml_allows_and_a_config_does_not_is_refused() -> None:
     assert problems_of("? [a, b]\n: 1\n") == ["1: a key must be a plain word"]
     assert "remove the `!` tag" in problems_of("a: !!python/name:os.system ''\n")[0]
-    assert problems_of("a: {<<: 3}") == ["1: `<<` must be given a mapping"]
+    assert problems_of("a: {<<: [3, 4]}") == ["1: `<<` must be given a mapping"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["!!python/object:os.system {b: 1}", "!include [b]", "!!set {b}", "!!omap [b: 1]", "!env b"],
+)
+def test_a_tag_that_asks_for_something_is_refused_on_every_kind_of_value(value: str) -> None:
+    [problem] = problems_of(f"a: 1\nc: {value}\n")
+    assert problem.startswith("2: `")
+    assert problem.endswith("cannot be read; remove the `!` tag")
+    assert problems_of("a: !!map {b: !!seq [!!str c]}") == []
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import get_scheduler
+from transformers import TrainingArguments, get_scheduler
 
-from megatrain_cli.optim.lr import ScheduleType, learning_rate
+from megatrain_cli.optim.lr import ScheduleType, learning_rate, warmup_steps_of
 
 HUGGING_FACE: dict[ScheduleType, str] = {
     "constant": "constant_with_warmup",
@@ -90,3 +90,15 @@ def test_beyond_the_last_step_the_rate_stays_at_its_floor() -> None:
         50, peak=1.0, schedule="cosine", warmup_steps=0, total_steps=10, min_lr_ratio=0.1
     )
     assert rate == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.03, 0.1, 0.3, 0.5, 0.999])
+@pytest.mark.parametrize("total", [1, 5, 7, 30, 1000])
+def test_a_share_of_the_steps_is_as_many_warm_up_steps_as_in_transformers(
+    ratio: float, total: int
+) -> None:
+    class Shared:
+        warmup_steps = ratio
+
+    expected = TrainingArguments.get_warmup_steps(Shared(), total)  # type: ignore[arg-type]  # reads one attribute
+    assert warmup_steps_of(ratio, total) == expected

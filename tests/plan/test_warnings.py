@@ -74,3 +74,19 @@ def test_a_lone_slab_is_warned_of() -> None:
     assert "grad_slabs: 1" in line
     assert plan_for(make_spec(), CPU, {"pipeline": {"grad_slabs": 2}}).warnings == ()
     assert plan_for(make_spec(), GPU, asked).warnings == ()  # gradients go straight into tiles
+
+
+@pytest.mark.parametrize(("asked", "warned"), [(5, True), (4, False), (0, False)])
+def test_more_kept_layers_than_the_model_has_are_said(asked: int, warned: bool) -> None:
+    config: Sections = {"pipeline": {"activations": {"keep_layers": asked}}}
+    plan = plan_for(make_spec(layers=4), CPU, config)
+    assert plan.decisions.keep_layers == min(asked, 4)
+    said = "`pipeline.activations.keep_layers: 5` is more than the model's 4 layers: all of them"
+    assert any(said in line for line in plan.warnings) is warned
+
+
+def test_more_threads_than_cores_are_said() -> None:
+    cores = CPU.num_cores
+    (line,) = plan_for(make_spec(), CPU, {"optimizer": {"threads": cores + 1}}).warnings
+    assert f"`optimizer.threads: {cores + 1}` is more than the {cores} usable cores" in line
+    assert plan_for(make_spec(), CPU, {"optimizer": {"threads": cores}}).warnings == ()

@@ -1,8 +1,9 @@
 """The console: a bar in a terminal; elsewhere one plain line a step, for `grep` and job logs."""
 
 import io
+import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_outside_a_terminal_a_step_is_one_plain_line() -> None:
         run.step(record(1), 1_000_000)
         run.step(record(2), 1_000_000)
     first, second = out.getvalue().splitlines()
-    assert first == "step 1/1000000  loss 2.3457  lr 2e-05  grad_norm 0.5123  tok/s 123457"
+    assert first == "step 1/1000000  loss 2.3457  lr 2e-05  grad_norm 0.5123  targets/s 123457"
     assert second.startswith("step 2/1000000  ")
     assert "\x1b" not in out.getvalue()
     assert "\r" not in out.getvalue()
@@ -119,6 +120,26 @@ def test_long_lines_are_not_wrapped_and_brackets_are_no_markup() -> None:
     assert (
         second == "saved /" + "y" * 200 + " (1.50 KiB in 0.5 s, 3.00 KiB/s; training waited 0.0 s)"
     )
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (40, ("step 2999/3000  loss 2.3457",)),
+        (80, ("loss 2.3457  lr 2e-05  grad_norm 0.5123  targets/s 3613", " -:--:--")),
+        (120, ("loss 2.3457  lr 2e-05  grad_norm 0.5123  targets/s 3613", " -:--:--", "\u2501")),
+    ],
+)
+def test_a_narrow_terminal_loses_the_bar_before_the_numbers(
+    width: int, shown: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    with RunConsole(console) as run:
+        run.step(replace(record(2999), tokens_per_second=3613.0), 3000)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert all(part in text for part in shown), text
 
 
 def test_in_a_terminal_the_step_stays_on_a_bar() -> None:

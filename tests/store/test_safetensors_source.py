@@ -228,6 +228,38 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
         source_of(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("adapter_config.json", r"has an adapter \(LoRA\).*Merge it"),
+        ("weights.safetensors", r"has weights\.safetensors, which transformers would not read"),
+    ],
+)
+def test_what_stands_in_place_of_the_weights_is_named(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(ModelError, match=said):
+        source_of(tmp_path)
+
+
+def test_a_pointer_of_git_lfs_is_called_so(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 34\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(CorruptError, match=r"is a Git LFS pointer.*git lfs pull"):
+        source_of(tmp_path)
+
+
+def test_a_head_that_is_not_there_may_have_been_the_embeddings(tmp_path: Path) -> None:
+    values = random_values(SPEC)
+    del values["lm_head.weight"]
+    save_file(values, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"lacks: lm_head\.weight\. If the head uses .* to true"):
+        source_of(tmp_path)
+    del values["model.norm.weight"]
+    save_file(values, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"model\.norm\.weight$"):
+        source_of(tmp_path)
+
+
 def test_an_index_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

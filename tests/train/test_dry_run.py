@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from megatrain_cli.cli.app import main
 from megatrain_cli.plan.machine import MachineSpec
@@ -22,7 +24,7 @@ def test_it_shows_rows_and_plan_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_workspace(tmp_path)
-    (tmp_path / "model" / "model.safetensors").unlink()  # weights are not looked at
+    (tmp_path / "model" / "model.safetensors").unlink()  # they may come later
     before = sorted(tmp_path.rglob("*"))
     assert not run(monkeypatch, str(config), "train.max_steps=7")
     said = capsys.readouterr().err
@@ -30,6 +32,24 @@ def test_it_shows_rows_and_plan_and_leaves_nothing(
     assert "\nFITS: " in said
     assert "dry run: 7 steps of " in said
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_weights_of_another_model_are_refused_before_data_is_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+) -> None:
+    config = make_workspace(tmp_path)
+    save_file({"other": torch.zeros(1)}, tmp_path / "model" / "model.safetensors")
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["megatrain", "train", str(config), *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"{tmp_path / 'model'} does not fit LlamaForCausalLM: ")
 
 
 def test_a_run_that_does_not_fit_is_refused(

@@ -29,7 +29,7 @@ IN_PLACE = f"{BROKEN}publish_before_all_is_written"
 def kill_once(child: Child, rng: random.Random) -> None:
     """Kill it at a drawn moment: of its start, or right after one of its first steps."""
     count, seconds = (0, 1.0) if rng.random() < 0.2 else (rng.randint(1, LIFE - 1), 0.02)
-    killed = child.kill_after("tok/s", count, rng.uniform(0, seconds))
+    killed = child.kill_after("targets/s", count, rng.uniform(0, seconds))
     assert killed, f"it ended by itself:\n{child.text}"
 
 

@@ -193,7 +193,8 @@ def test_a_weight_that_is_not_finite_ends_the_run_with_8_and_a_name(
     refused = server.run("train", config)
     assert refused.end() == 8
     assert "Step 1 was refused: the loss is nan, and layer-00002 has weights" in refused.text
-    assert "get the model again" in refused.text
+    assert "get the model again. Nothing was learnt before it, and nothing was" in refused.text
+    assert "checkpoint" not in refused.text.splitlines()[-1]  # there is none to go on from
     assert "Traceback" not in refused.text
     assert checkpoints_of(tmp_path / "run") == []
 
