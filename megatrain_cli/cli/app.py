@@ -3,6 +3,7 @@
 Importing this module must stay cheap: each command imports what it needs when it runs.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -14,9 +15,11 @@ import typer
 from megatrain_cli import __version__
 from megatrain_cli.cli import data, export, inspect, plan, probe, resume, train
 from megatrain_cli.cli.options import TAKES_OVERRIDES
-from megatrain_cli.errors import DeviceError, InternalError, MegatrainError
+from megatrain_cli.errors import DeviceError, InternalError, MegatrainError, StorageError
 from megatrain_cli.report.listener import Listener
+from megatrain_cli.train.stop import leave_now
 
+_REFUSED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _EPILOG = (
     "Exit codes: 0 done; 1 wrong config, data or model, or it does not fit; 2 wrong usage; "
     "3 damaged file; 4 file of another kind; 5 no checkpoint; 6 run folder in use; 7 disk; "
@@ -75,6 +78,12 @@ def main() -> None:
         typer.echo("megatrain: a bug in this program, please report it with what follows", err=True)
         sys.excepthook(*sys.exc_info())
         sys.exit(InternalError.exit_code)
+    except OSError as error:
+        # Files are told with their names by who writes them. What has none is stdout.
+        if error.filename is not None or error.errno not in _REFUSED_WRITES:
+            raise
+        typer.echo(f"megatrain: stdout cannot be written: {error.strerror}.", err=True)
+        os._exit(StorageError.exit_code)  # else Python tries once more to flush it
     except MegatrainError as error:
         said = Listener()
         said.write(f"{error}\n")
@@ -97,6 +106,5 @@ def _leave(number: int, frame: FrameType | None) -> None:
     A KeyboardInterrupt does not get through the import of torch or transformers: it is taken for a
     missing module, is lost, or aborts the process from C++.
     """
-    del number, frame
-    os.write(2, b"Interrupted.\n")
-    os._exit(130)
+    del frame
+    leave_now(number, "Interrupted.")

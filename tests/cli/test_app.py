@@ -148,6 +148,15 @@ def test_each_error_leaves_with_its_code(
     assert ("Traceback" in err) == (kind is errors.InternalError)
 
 
+def test_a_stdout_that_cannot_be_written_is_said_in_one_line() -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "megatrain_cli", "--version"]
+    with Path("/dev/full").open("w") as full:
+        found = subprocess.run(command, env=env, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert found.returncode == 7
+    assert found.stderr == b"megatrain: stdout cannot be written: No space left on device.\n"
+
+
 def test_an_error_that_is_none_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     raising(ZeroDivisionError("ours to fix"), monkeypatch)
     with pytest.raises(ZeroDivisionError):

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -59,15 +60,29 @@ def loading_never_ends() -> None:
     _replace(TileClock, wait_for_weights=say_and_wait)
 
 
+def no_save_ever_begins() -> None:
+    """Say `waits now` where a checkpoint's first folder is made, and wait there."""
+    make_folder = FileSystem.make_folder
+
+    def make_and_wait(fs: FileSystem, path: Path) -> None:
+        make_folder(fs, path)
+        if path.name.startswith(".tmp-step-"):
+            os.write(2, b"waits now\n")
+            _wait_for_ever()
+
+    _replace(FileSystem, make_folder=make_and_wait)
+
+
 def step_3_hangs() -> None:
-    """Its first layer never ends, and the watchdog has little patience."""
-    _be_impatient()
+    """Its first layer never ends, and the watchdog has little patience then."""
+    hangs = _be_impatient()
     forward, count = Compute.forward, 0
 
     def forward_or_hang(compute: Compute, op: Op, step: StepInputs) -> None:
         nonlocal count
         count += op.layer == 0 and op.micro_batch == 0
         if count == 3:
+            hangs.set()
             _wait_for_ever()
         forward(compute, op, step)
 
@@ -75,22 +90,33 @@ def step_3_hangs() -> None:
 
 
 def second_save_hangs() -> None:
-    """Its files never reach the disk, and the watchdog has little patience."""
-    _be_impatient()
+    """Its files never reach the disk, and the watchdog has little patience then."""
+    hangs = _be_impatient()
     sync = FileSystem.sync
 
     def sync_or_hang(fs: FileSystem, fd: int) -> None:
         path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  no file's path
         if ".tmp-step-" in path and ".tmp-step-00000001" not in path:
+            hangs.set()
             _wait_for_ever()
         sync(fs, fd)
 
     _replace(FileSystem, sync=sync_or_hang)
 
 
-def _be_impatient() -> None:
+def _be_impatient() -> threading.Event:
+    """Watchdogs for whose clocks a second begins only with the event that is returned."""
+    hangs, since = threading.Event(), time.monotonic()
     _replace(watchdog, HANG_SECONDS=1.0)
-    _replace(attempt, Watchdog=partial(Watchdog, seconds=1.0))
+
+    def clock() -> float:
+        nonlocal since
+        if not hangs.is_set():
+            since = time.monotonic()
+        return time.monotonic() - since
+
+    _replace(attempt, Watchdog=partial(Watchdog, seconds=1.0, clock=clock))
+    return hangs
 
 
 def _replace(holder: object, **new: object) -> None:
