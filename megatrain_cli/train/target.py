@@ -70,9 +70,14 @@ def find_target(path: Path, fs: FileSystem) -> Target:
             "megatrain checkpoint. It was not opened."
         )
     if fs.exists(path / IDENTITY_NAME) and not has_saved(path, fs):
+        identity = read_identity(path)
+        again = "`megatrain train`"
+        if identity is not None and identity.parent is not None:
+            origin = identity.parent
+            again = f"`--fork {path}` from step {origin.step} of run {origin.run_id}"
         raise NoCheckpointError(
             f"{path}: nothing to resume from: the run ended before anything of it was saved. "
-            "`megatrain train` begins it again in this folder."
+            f"{again} begins it again in this folder."
         )
     if is_run(path, fs):
         if not any(map(_has_state, (path / CHECKPOINTS).glob("step-*"))):

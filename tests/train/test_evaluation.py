@@ -147,7 +147,12 @@ def test_a_resumed_run_evaluates_at_the_same_steps_with_the_same_values(
 
 def test_evaluations_beyond_a_rewind_are_set_aside(dropped: tuple[Runs, Path]) -> None:
     runs, whole = dropped
-    run = runs.train("rewound", "checkpoint.save_steps=1", "checkpoint.keep_last=9")
+    run = runs.train(
+        "rewound",
+        "checkpoint.save_steps=1",
+        "checkpoint.keep_last=9",
+        "checkpoint.async_save=false",
+    )
     runs.resume(run / "checkpoints" / "step-00000003", rewind=True)
     assert evaluations(run) == evaluations(whole)
     [aside] = (run / "superseded").glob("metrics-*.jsonl")

@@ -14,6 +14,7 @@ from megatrain_cli.errors import (
     NoCheckpointError,
 )
 from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.identity import Origin
 from megatrain_cli.train.position import Position, position_of
 from megatrain_cli.train.target import Choice, Target, choose, find_target
 from tests.train.saved import make_run, save_step
@@ -73,6 +74,10 @@ def test_a_run_that_saved_nothing_says_how_it_begins_again(tmp_path: Path) -> No
             with pytest.raises(NoCheckpointError, match="`megatrain train` begins it again in"):
                 find_target(tmp_path / "run", FS)
             folder.checkpoints.mkdir(exist_ok=True)
+    with RunFolder(tmp_path / "fork", Origin("run-1", "sha256:1", 7)):
+        again = r"`--fork .*fork` from step 7 of run run-1 begins it again in"
+        with pytest.raises(NoCheckpointError, match=again):
+            find_target(tmp_path / "fork", FS)
 
 
 def test_a_run_of_weights_alone_says_how_to_train_on(tmp_path: Path) -> None:
