@@ -12,7 +12,8 @@ MegatrainError            exit code
 ├── NoCheckpointError     5   nothing to resume from
 ├── LockedError           6   another process owns the run folder
 ├── StorageError          7   the disk refused a write
-│   └── DiskFullError     7   it has no room left
+│   ├── DiskFullError     7   it has no room left
+│   └── ClosedError       7   this process may not read a file; the file may be whole
 ├── NumericsError         8   a loss or a gradient is not finite
 ├── DeviceError           9   the GPU or its driver failed
 ├── HangError            10   nothing ends any more: a copy, a thread or a disk is stuck
@@ -100,6 +101,10 @@ class StorageError(MegatrainError):
 
 class DiskFullError(StorageError):
     """A disk or a quota has no room for what must be written."""
+
+
+class ClosedError(StorageError):
+    """A file cannot be opened by this user or process, which says nothing about the file."""
 
 
 class NumericsError(MegatrainError):

@@ -40,7 +40,8 @@ default.
 - Any key can be changed on the command line: `train.max_steps=5`, `--train.max_steps 5` or
   `--train.max-steps 5`. Values are read as YAML and checked like those of the file.
 - Relative paths start at the folder of the config file, wherever the command is run. A leading `~`
-  is the home folder, `${NAME}` an environment variable; one without a value is an error.
+  is the home folder, `${NAME}` an environment variable; one without a value is an error. `$$`
+  stands for `$` itself.
 - YAML is read by version 1.2: `1e-5` is a number and `no` is a text.
 - Kinds are strict: `"4"` is not 4 and `true` is not 1. `2e5` may stand for a whole number.
 - Unknown, doubled and misplaced keys are errors, all reported at once as `file:line: key: problem`.

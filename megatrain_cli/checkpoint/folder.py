@@ -15,15 +15,18 @@ import xxhash
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.headers import INDEX_NAME, parse_index
 from megatrain_cli.checkpoint.manifest import AuxFile, Manifest, Part
-from megatrain_cli.checkpoint.names import KEEP, MANIFEST, TRAINING
+from megatrain_cli.checkpoint.names import CHECKPOINTS, KEEP, MANIFEST, TRAINING
 from megatrain_cli.checkpoint.places import short
 from megatrain_cli.checkpoint.strict_json import MAX_BYTES
-from megatrain_cli.errors import CorruptError, NoCheckpointError, StorageError
+from megatrain_cli.errors import ClosedError, CorruptError, NoCheckpointError, StorageError
 
 ADVICE = "If the checkpoint was copied, copy it again; else use another one."
 """What to do about a damaged one."""
 
-# What the system answers when another kind of file is opened as we open files.
+CLOSED = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What the system answers where the process may not open a file, whatever is in it."""
+
+# What it answers when another kind of file is opened as we open files.
 _NOT_A_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR)
 _STRANGE_KIND = "a link, folder, pipe or device, where a regular file belongs."
 _MAX_AUX_BYTES = 1 << 30
@@ -193,8 +196,9 @@ def _read_manifest(folder: Path, fs: FileSystem, folder_fd: int) -> Manifest:
     try:
         fd = fs.open_file(folder_fd, MANIFEST, False)
     except FileNotFoundError:
+        run = f" Did you mean {folder.parent}?" if folder.name == CHECKPOINTS else ""
         raise NoCheckpointError(
-            f"{folder} is not a megatrain checkpoint, or was never finished: no {MANIFEST}."
+            f"{folder} is not a megatrain checkpoint, or was never finished: no {MANIFEST}.{run}"
         ) from None
     except OSError as error:
         raise _cannot_open(where, error) from error
@@ -217,7 +221,9 @@ def _regular_size(fs: FileSystem, fd: int, where: str) -> int:
 def _cannot_open(where: str, error: OSError) -> CorruptError | StorageError:
     if error.errno in _NOT_A_FILE:
         return CorruptError(f"{where}: {_STRANGE_KIND} {ADVICE}")
-    return StorageError(f"{where} cannot be opened: {error.strerror or error}.")
+    kind = ClosedError if error.errno in CLOSED else StorageError
+    more = " Raise `ulimit -n`." if error.errno == errno.EMFILE else ""
+    return kind(f"{where} cannot be opened: {error.strerror or error}.{more}")
 
 
 def _read(fs: FileSystem, fd: int, offset: int, num_bytes: int, where: str) -> bytes:

@@ -12,12 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from megatrain_cli.checkpoint.folder import OpenCheckpoint, open_checkpoint, read_manifest
+from megatrain_cli.checkpoint.folder import CLOSED, OpenCheckpoint, open_checkpoint, read_manifest
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.manifest import Manifest
-from megatrain_cli.checkpoint.names import CHECKPOINTS, KEEP, LATEST, MANIFEST, step_of
+from megatrain_cli.checkpoint.names import (
+    CHECKPOINTS,
+    KEEP,
+    LATEST,
+    MANIFEST,
+    TEMPORARY,
+    TRASH,
+    step_of,
+)
 from megatrain_cli.checkpoint.places import short
-from megatrain_cli.errors import CorruptError, MegatrainError, NoCheckpointError, StorageError
+from megatrain_cli.errors import (
+    ClosedError,
+    CorruptError,
+    MegatrainError,
+    NoCheckpointError,
+    StorageError,
+)
 
 _MAX_HINT_BYTES = 64 << 10
 
@@ -33,6 +47,7 @@ class Candidate:
         notes: What is odd about it and harmless.
         kept: Whether a person placed a `KEEP` file in it.
         hinted: Whether `latest.json` names it.
+        closed: Whether the problem is that this process may not read it: it may be whole.
     """
 
     folder: Path
@@ -42,6 +57,7 @@ class Candidate:
     notes: tuple[str, ...] = ()
     kept: bool = False
     hinted: bool = False
+    closed: bool = False
 
     @property
     def order(self) -> tuple[bool, int, int]:
@@ -115,13 +131,16 @@ def resolve(
 
     Raises:
         NoCheckpointError: There is none; says why each that was found is refused.
+        ClosedError: A newer one cannot be looked at, and may be whole.
         StorageError: The folder of checkpoints cannot be read.
     """
     bad = {folder.name: reason for folder, reason in (refused or {}).items()}
-    notes = list(_read_hint(run, fs)[1])
+    misnamed = _misnamed(run, fs)
+    notes = [*_read_hint(run, fs)[1], *misnamed]
     rejected: list[str] = []
     found = candidates(run, fs, run_id)
     for one in found:
+        refuse_closed(one)
         problem = bad.get(one.folder.name, one.problem)
         if problem is None:
             try:
@@ -134,9 +153,35 @@ def resolve(
         rejected.append(f"{one.folder.name} is refused: {problem}")
     where = run / CHECKPOINTS
     if not rejected:
-        raise NoCheckpointError(f"{where} has no checkpoint: nothing to resume from.")
+        raise NoCheckpointError(
+            " ".join([f"{where} has no checkpoint: nothing to resume from.", *misnamed])
+        )
     reasons = "\n".join(f"  {line}" for line in rejected)
     raise NoCheckpointError(f"{where} has no whole checkpoint: nothing to resume from.\n{reasons}")
+
+
+def refuse_closed(one: Candidate) -> None:
+    """Do not go on from an older one where it is this process that is at fault.
+
+    Raises:
+        ClosedError: It may be whole.
+    """
+    if one.closed:
+        raise ClosedError(
+            f"{one.problem} {one.folder.name} may be whole, so no older one is taken in its place. "
+            "Let this process read it, or move it out of `checkpoints`."
+        )
+
+
+def _misnamed(run: Path, fs: FileSystem) -> list[str]:
+    """Of what claims to be a checkpoint and has no name of one, as after a move or a copy."""
+    return [
+        f"{CHECKPOINTS}/{short(name)[1:-1]} is ignored: its name is not `step-` and a number."
+        for name in _names(run, fs)
+        if step_of(name) is None
+        and not name.startswith((TEMPORARY, TRASH))
+        and is_checkpoint(run / CHECKPOINTS / name, fs)
+    ]
 
 
 def _about_hint(found: Sequence[Candidate], chosen: Candidate) -> tuple[str, ...]:
@@ -153,7 +198,7 @@ def _look_at(
     manifest: Manifest | None = None
     problem: str | None = None
     notes: tuple[str, ...] = ()
-    kept = False
+    kept = closed = False
     try:
         if not fs.is_folder(folder):
             raise CorruptError(f"{folder} is a link or a file, where a folder belongs.")
@@ -163,10 +208,11 @@ def _look_at(
         with open_checkpoint(folder, fs) as checkpoint:
             notes = checkpoint.notes
     except MegatrainError as error:
-        problem = str(error)
+        problem, closed = str(error), isinstance(error, ClosedError)
     except OSError as error:
         problem = f"{folder} cannot be looked at: {error.strerror or error}."
-    return Candidate(folder, step, manifest, problem, notes, kept, folder.name == hint)
+        closed = error.errno in CLOSED
+    return Candidate(folder, step, manifest, problem, notes, kept, folder.name == hint, closed)
 
 
 def _foreign(manifest: Manifest, folder: Path, step: int, run_id: str | None) -> str | None:

@@ -123,6 +123,12 @@ class Saver:
         return self._capture is not None
 
     @property
+    def saving_step(self) -> int | None:
+        """Step of the save that is under way; None where there is none."""
+        capture = self._capture  # the thread may let go of it at any time
+        return None if capture is None else max(capture.hold.steps)
+
+    @property
     def num_chunks(self) -> int:
         """Written by the save that is under way: changes as long as the disk does not hang."""
         capture = self._capture  # the thread may let go of it at any time

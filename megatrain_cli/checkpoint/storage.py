@@ -54,6 +54,8 @@ def storage_error(
     kind, advice = StorageError, "Look at the disk's health and at the folder's permissions"
     if error.errno in _FULL:
         kind, advice = DiskFullError, "Make room, or write to another disk"
+    if error.errno == errno.EFBIG:
+        advice = "The file system, or `ulimit -f`, allows no file of that size: use another disk"
     act, wanted = ("removed", "") if need is None else ("written", f"it needs {show_bytes(need)}, ")
     where = f" ({error.filename})" if error.filename not in (None, str(path), path) else ""
     return kind(

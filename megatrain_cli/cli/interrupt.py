@@ -1,8 +1,9 @@
 """What Ctrl-C does before a run has anything to save. Imports nothing that takes long."""
 
-import os
 import signal
 from types import FrameType
+
+from megatrain_cli.train.stop import leave_now
 
 
 def leave_on_interrupt() -> None:
@@ -17,6 +18,5 @@ def _leave(number: int, frame: FrameType | None) -> None:
     A KeyboardInterrupt does not get through the import of torch or transformers: it is taken for a
     missing module, is lost, or aborts the process from C++.
     """
-    del number, frame
-    os.write(2, b"Interrupted.\n")
-    os._exit(130)
+    del frame
+    leave_now(number, "Interrupted.")

@@ -14,7 +14,13 @@ import yaml
 
 from megatrain_cli.config.check import Checker, show_value
 from megatrain_cli.config.names import SECTIONS
-from megatrain_cli.config.paths import GivenPath, is_hub_id, resolve_paths, split_entry
+from megatrain_cli.config.paths import (
+    GivenPath,
+    escape_paths,
+    is_hub_id,
+    resolve_paths,
+    split_entry,
+)
 from megatrain_cli.config.rules import find_idle
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.config.tree import CoreDumper, Located, TreeError, read_tree
@@ -141,7 +147,7 @@ def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
 def dump_config(config: TrainConfig) -> str:
     """YAML that loads back to an equal config from any folder, given that its paths exist."""
     return yaml.dump(
-        config.model_dump(mode="json"),
+        escape_paths(config.model_dump(mode="json")),
         Dumper=CoreDumper,
         sort_keys=False,
         allow_unicode=True,

@@ -1,12 +1,12 @@
 """Paths as they are written in a config, and the places they stand for.
 
 One base for all of them: the folder of the config file, wherever the command is run. A leading `~`
-is the home folder; `${NAME}` is an environment variable.
+is the home folder; `${NAME}` is an environment variable, and `$$` stands for `$` itself.
 """
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _FILE_NAME = re.compile(r"\.(jsonl|ndjson|json|csv|txt|parquet|arrow|gz|zst)$", re.IGNORECASE)
 _ENTRY = re.compile(r"(.*\.json)#([^#]+)")
 
-_VARIABLE = re.compile(r"\$\{([^}]*)\}")
+_VARIABLE = re.compile(r"\$\$|\$\{([^}]*)\}")
 # What a shell would expand, at the start of a folder's or a file's name.
 _BARE_VARIABLE = re.compile(r"(?:^|/)\$([A-Za-z_][A-Za-z0-9_]*)")
 
@@ -65,6 +65,8 @@ def resolve_path(text: str, folder: Path) -> Path:
 
     def value_of(match: re.Match[str]) -> str:
         name = match[1]
+        if name is None:
+            return "$"
         value = os.environ.get(name)
         if value is None:
             raise _UnusableError(
@@ -89,6 +91,26 @@ def resolve_path(text: str, folder: Path) -> Path:
         raise _UnusableError(f"the home folder of {expanded.split('/')[0]} is not known") from error
     # Unlike `Path.resolve` it takes every path: whether one can be opened is not asked here.
     return Path(os.path.realpath(path))
+
+
+def escape_paths(tree: Mapping[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+    """A config as plain data, with its absolute paths written so that `resolve_paths` gives them.
+
+    A name may hold `$` itself, and a path that was resolved is not to be expanded once more.
+    """
+
+    def one(value: object) -> object:
+        if isinstance(value, list):
+            return [one(item) for item in value]
+        if isinstance(value, dict) and "path" in value:
+            return {**value, "path": one(value["path"])}
+        return value.replace("$", "$$") if isinstance(value, str) and "/" in value else value
+
+    escaped = dict(tree)
+    for key in PATH_KEYS:
+        section, _, leaf = key.partition(".")
+        escaped[section] = {**escaped[section], leaf: one(escaped[section][leaf])}
+    return escaped
 
 
 def resolve_paths(

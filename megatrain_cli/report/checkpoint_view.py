@@ -131,7 +131,7 @@ def show_run(rows: Sequence[CandidateView], console: Console) -> None:
     for row in rows:
         facts = row.facts or [""] * len(CANDIDATE_COLUMNS)
         style = "" if row.status == "good" else "bold red"
-        picked = "resume takes this one" if row.is_picked else ""
+        picked = "resume takes it" if row.is_picked else ""
         table.add_row(row.name, Text(row.status, style=style), *map(Text, facts), Text(picked))
     print_table(table, console)
 
@@ -168,13 +168,14 @@ def _shards(groups: Sequence[ShardGroupView]) -> Table:
         for part, dtypes, num_bytes in group.parts:
             cells[part] = f"{' '.join(dtypes)} {show_bytes(num_bytes)}"
             sums[part] += num_bytes * count
-        each = " each" if count > 1 else ""
-        name = group.names[0] if count == 1 else f"{group.names[0]} ... {group.names[-1]}"
+        name = group.names[0]
+        if count > 1:  # all but `bytes` are of one; in 80 columns
+            name += f"..{group.names[-1].rpartition('-')[2]} each"
         total = show_bytes(count * sum(num_bytes for _, _, num_bytes in group.parts))
         table.add_row(
             Text(name),
-            show_count(group.num_parameters) + each,
-            *(Text(cells[part] + each if part in cells else "") for part in parts),
+            show_count(group.num_parameters),
+            *(Text(cells.get(part, "")) for part in parts),
             total,
         )
     parameters = sum(group.num_parameters * len(group.names) for group in groups)

@@ -8,8 +8,10 @@ Every line is valid JSON. A number that JSON cannot hold is written as a text: "
 leaves it out, and the next `Journal` on the file removes it before it appends.
 """
 
+import errno
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,17 +21,27 @@ from megatrain_cli.report.records import EvalRecord, StepRecord
 
 
 class Journal:
-    """Appends records to a file; each is on disk, as far as the OS is concerned, on return."""
+    """Appends records to a file; each is on disk, as far as the OS is concerned, on return.
 
-    def __init__(self, path: Path) -> None:
-        """Open for appending; the file is made if absent, its folder must exist."""
-        self._path = path
+    Args:
+        path: Opened for appending; the file is made if absent, its folder must exist.
+        patient: Where given, lines for which a full disk has no room are kept, and written once it
+            has; hears of it, once.
+
+    Raises:
+        StorageError: It cannot be opened.
+    """
+
+    def __init__(self, path: Path, patient: Callable[[str], None] | None = None) -> None:
+        self._path, self._patient = path, patient
+        self._left = b""  # to be written, from within a line maybe
+        self._said = False
         try:
             _remove_cut_line(path)
             # Without a buffer: what it held back after a failure would fail again on closing.
             self._file = path.open("ab", buffering=0)
         except OSError as error:
-            raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+            raise StorageError(f"{path}: cannot be written: {error.strerror}.") from error
 
     def write(self, record: StepRecord | EvalRecord) -> None:
         """Append one line.
@@ -37,16 +49,27 @@ class Journal:
         Raises:
             StorageError: The disk refused it.
         """
+        self._left += json.dumps(record.to_json(), allow_nan=False).encode() + b"\n"
         try:
-            line = json.dumps(record.to_json(), allow_nan=False).encode() + b"\n"
-            while line:
-                line = line[self._file.write(line) :]
+            self._write_left()
         except OSError as error:
-            raise StorageError(f"{self._path}: cannot be written: {error.strerror}") from error
+            problem = f"{self._path}: cannot be written: {error.strerror}."
+            if self._patient is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageError(problem) from error
+            if not self._said:
+                self._said = True
+                self._patient(f"{problem} Its lines are kept until there is room.")
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file, without the lines that found no room to the end; may be called twice."""
+        if not self._file.closed:
+            with suppress(OSError):  # it was said when the first was kept
+                self._write_left()
         self._file.close()
+
+    def _write_left(self) -> None:
+        while self._left:
+            self._left = self._left[self._file.write(self._left) :]
 
     def __enter__(self) -> Self:
         """Return itself."""

@@ -36,7 +36,7 @@ from megatrain_cli.train.resume import Resumption
 from megatrain_cli.train.saving import Saving, make_saver
 from megatrain_cli.train.step import StepUpdate, UpdateStop, finish_update
 from megatrain_cli.train.stop import StopRequest
-from megatrain_cli.train.superseded import set_aside
+from megatrain_cli.train.superseded import make_way, set_aside
 from megatrain_cli.train.watchdog import Watchdog
 from megatrain_cli.units import show_bytes
 
@@ -89,6 +89,7 @@ class Attempt:
         # Set once the folder is this attempt's and all is loaded: only then is there anything to
         # lose. A signal handler reads it, so no lock guards it.
         self._rescue: Rescue | None = None
+        self._outdated: Path | None = None  # checkpoint that the last one will replace
         self._seconds: list[float] = []  # of each step
         self._waited: list[float] = []  # of these, for rows
 
@@ -109,10 +110,11 @@ class Attempt:
             lambda step: early and stop.signal_name is not None and step < rows.total_steps
         )
         run = Run(self._loaded, self._engine, rows, start=rows.start, stop=update_stop)
-        watchdog = self._stack.enter_context(Watchdog(self._progress, self._leave_hung))
+        # Until the last save is on the disk, and one that is given up has been removed from it.
+        self._stack.enter_context(Watchdog(self._progress, self._leave_hung))
         try:
             with device_errors(self._engine.plan.decisions.micro_batch_size):
-                done = self._make_steps(run, stop, watchdog)
+                done = self._make_steps(run, stop)
                 self._engine.lanes.drain()
             self._end(done, stop, run.landed if update_stop.at is not None else None)
         except (Stopped, LockedError, DiskFullError):
@@ -121,7 +123,7 @@ class Attempt:
             self._fail(error)
             raise
 
-    def _make_steps(self, run: Run, stop: StopRequest, watchdog: Watchdog) -> int:
+    def _make_steps(self, run: Run, stop: StopRequest) -> int:
         """Step after step, until the last or a signal; the number of the last one made."""
         config, total = self._loaded.config, self._made.rows.total_steps
         done = self._made.rows.start.step
@@ -130,11 +132,10 @@ class Attempt:
         if self._resumption is None or done >= total or self._has_update_left or starts:
             rescue = self._begin(run)
         if starts:
-            self._evaluate(run, done, stop, watchdog)
+            self._evaluate(run, done, stop)
         steps = run.steps()
         while stop.signal_name is None:
-            with watchdog.watching():
-                record = next(steps, None)
+            record = next(steps, None)
             if record is None:
                 break
             rescue = rescue or self._begin(run)
@@ -145,19 +146,18 @@ class Attempt:
             if done % config.logging.log_steps == 0 or done == total:
                 self._console.step(record, total)
             if self._evaluations.is_due(done):
-                self._evaluate(run, done, stop, watchdog)
+                self._evaluate(run, done, stop)
             asked = stop.save_wanted
             if asked:  # a signal that comes from now on asks for another one
                 stop.save_wanted = False
             rescue.saving.after_step(done, record.loss, asked=asked)
         return done
 
-    def _evaluate(self, run: Run, step: int, stop: StopRequest, watchdog: Watchdog) -> None:
+    def _evaluate(self, run: Run, step: int, stop: StopRequest) -> None:
         """Evaluate after a step, unless a signal asks to stop."""
         rows = self._made.rows.evaluation
         assert rows is not None
-        with watchdog.watching():
-            record = run.evaluate(rows, step, lambda: stop.signal_name is not None)
+        record = run.evaluate(rows, step, lambda: stop.signal_name is not None)
         if record is not None:
             self._journal.write(record)
             self._console.evaluated(record)
@@ -193,8 +193,9 @@ class Attempt:
             changes=made.lineage,
         )
         folder.write_config(dump_config(self._recorded))
-        self._journal = self._stack.enter_context(Journal(folder.metrics))
         checkpoint = self._loaded.config.checkpoint
+        patient = None if checkpoint.on_disk_full == "stop" else self._console.note
+        self._journal = self._stack.enter_context(Journal(folder.metrics, patient))
         saver = make_saver(self._engine, made, checkpoint, folder)
         self._stack.callback(saver.close)
         saving = Saving(saver, facts, made.aux, checkpoint, folder, self._console, parent)
@@ -230,12 +231,19 @@ class Attempt:
         self._console.note(f"finished the update of step {pending.step} in {len(layers)} layers")
 
     def _replace_pending(self, saving: Saving) -> None:
-        """No step follows: the last checkpoint is to be a whole one, and may need the old place."""
+        """No step follows: the last checkpoint is to be a whole one, and needs the old one's name.
+
+        The old one goes once the new one is on the disk.
+        """
         assert self._resumption is not None
         old, saving.saved_step = self._resumption.checkpoint, None
         if not self._resumption.is_fork and old.manifest.step == self._made.rows.start.step:
-            set_aside(FileSystem(), self._folder.path, [old.folder], self._folder.attempt)
-            self._console.note(f"{old.folder.name} was moved to superseded/")
+            self._outdated = make_way(FileSystem(), old.folder)
+
+    def _set_outdated_aside(self) -> None:
+        if self._outdated is not None and self._outdated.exists():  # retention may have taken it
+            set_aside(FileSystem(), self._folder.path, [self._outdated], self._folder.attempt)
+            self._console.note(f"{self._outdated.name} was moved to superseded/")
 
     def _end(self, done: int, stop: StopRequest, left: StepUpdate | None) -> None:
         """Save what the steps have made, and say why there are no more."""
@@ -251,6 +259,7 @@ class Attempt:
                 stop.number,
             )
         saving.finish(done if left is None else max(self._engine.store.clock.steps), left)
+        self._set_outdated_aside()
         plan, spec = self._engine.plan, self._made.skeleton.spec
         for line in measured_beside_planned(plan, spec, self._seconds):
             self._console.note(line)

@@ -6,9 +6,11 @@ from types import TracebackType
 from typing import Self
 
 from megatrain_cli.checkpoint.fsio import FileSystem
-from megatrain_cli.checkpoint.names import CHECKPOINTS, TEMPORARY, folder_name
+from megatrain_cli.checkpoint.names import CHECKPOINTS, folder_name, step_of
+from megatrain_cli.checkpoint.resolve import is_checkpoint
 from megatrain_cli.errors import (
     ConfigError,
+    CorruptError,
     IncompatibleError,
     NoCheckpointError,
     StorageError,
@@ -18,23 +20,26 @@ from megatrain_cli.train.identity import (
     Origin,
     RunIdentity,
     count_attempt,
+    names_checkpoint,
     new_identity,
     read_identity,
     write_identity,
 )
 from megatrain_cli.train.lock import RunLock
-from megatrain_cli.train.superseded import cut_journal, set_aside
+from megatrain_cli.train.superseded import SUPERSEDED, cut_journal, set_aside, split_journal
 
 
 class RunFolder:
     """`RUN/` with `run.json`, `config.yaml`, `metrics.jsonl`, `run.lock` and `checkpoints/`.
 
-    Made for a new run; `reopen` is for one that goes on.
+    Made for a new run; `reopen` is for one that goes on. A run that ended before anything of it was
+    saved is begun again, as the same run, and what its journal says is set aside.
 
     Attributes:
         path: The folder, as it was given.
         lock: Held until the folder is closed; `lock.check` belongs before each publication.
         attempt: Which start of the run this is, from 1; 0 until a reopened run goes on.
+        notes: What a person should know of what lay there.
 
     Args:
         path: Made with its parents if it is not there.
@@ -49,6 +54,7 @@ class RunFolder:
     path: Path
     lock: RunLock
     attempt: int
+    notes: tuple[str, ...]
     _fs: FileSystem
     _identity: RunIdentity | None
 
@@ -61,9 +67,16 @@ class RunFolder:
         try:
             self._refuse_another_run("train.output_dir" if parent is None else "--fork")
             self._sign()
-            self._identity = new_identity(parent)
+            self._identity = self._begun(parent) or new_identity(parent)
             write_identity(self._fs, path, self._identity)
             self.attempt = count_attempt(self._fs, path, self.run_id, 0, {"step": 0})
+            num_lines = cut_journal(self._fs, self.metrics, 0, self.attempt)
+            if num_lines:
+                note = (
+                    f"{path} holds a run that ended before anything of it was saved. It begins "
+                    f"again; its {num_lines} lines of metrics.jsonl were moved to superseded/"
+                )
+                self.notes = (note,)
         except BaseException:
             self.lock.close()
             raise
@@ -106,6 +119,7 @@ class RunFolder:
 
         Raises:
             IncompatibleError: The checkpoint belongs to another run than the folder.
+            CorruptError: The journal cannot be read; nothing was changed.
             StorageError: The disk refused. What was done is done whole, and the next start does
                 the rest.
         """
@@ -117,6 +131,7 @@ class RunFolder:
                 f"{self.path} holds run {self.run_id} and the checkpoint is of run {run_id}. Start "
                 "a run of its own from it with `--fork NEW_RUN`."
             )
+        split_journal(self._fs, self.metrics, step)  # refuses before anything has changed
         start = {"step": step, "checkpoint": checkpoint_id}
         self.attempt = count_attempt(self._fs, self.path, run_id, seen, start)
         set_aside(self._fs, self.path, superseded, self.attempt)
@@ -173,6 +188,7 @@ class RunFolder:
     def _take(self, path: Path) -> None:
         self.path = path
         self.attempt = 0
+        self.notes = ()
         self._fs = FileSystem()
         self.lock = RunLock(path / "run.lock")
 
@@ -180,14 +196,46 @@ class RunFolder:
         self.lock.sign()
         remove_unfinished(self._fs, self.path)
 
+    def _begun(self, parent: Origin | None) -> RunIdentity | None:
+        """The run that lies there, if it is begun again; one of another parent is not."""
+        try:
+            found = read_identity(self.path)
+        except (CorruptError, IncompatibleError):
+            return None
+        return found if found is not None and found.parent == parent else None
+
     def _refuse_another_run(self, named_by: str) -> None:
-        """Steps or weights make a run; one that ended before its first step left none."""
-        has_steps = self.metrics.exists() and self.metrics.stat().st_size
-        names = self._fs.list_folder(self.checkpoints) if self.checkpoints.is_dir() else []
-        if has_steps or not all(name.startswith(TEMPORARY) for name in names):
-            other = " (`train.output_dir=...`)" if named_by == "train.output_dir" else ""
-            raise ConfigError(
-                f"{named_by}: {self.path} holds a run already. Continue it with `megatrain "
-                f"resume {self.path}`, name another folder{other}, or remove it; nothing in it was "
-                "changed."
-            )
+        """What was saved makes a run: not its journal, whose steps are lost."""
+        if not has_saved(self.path, self._fs):
+            split_journal(self._fs, self.metrics, 0)  # refuses what is no journal
+            return
+        other = " (`train.output_dir=...`)" if named_by == "train.output_dir" else ""
+        raise ConfigError(
+            f"{named_by}: {self.path} holds a run already. Continue it with `megatrain "
+            f"resume {self.path}`, name another folder{other}, or remove it; nothing in it was "
+            "changed."
+        )
+
+
+def has_saved(run: Path, fs: FileSystem) -> bool:
+    """Whether anything was ever saved by a run, as far as its folder tells.
+
+    A link to a folder of checkpoints that is not there, as of a disk that is not mounted, and an
+    attempt that went on from a checkpoint count too.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    try:
+        if fs.exists(run / CHECKPOINTS) and not (run / CHECKPOINTS).exists():
+            return True
+        return names_checkpoint(run) or any(
+            step_of(name) is not None
+            or step_of(name.rpartition("-")[0]) is not None  # as what is superseded is called
+            or is_checkpoint(run / folder / name, fs)
+            for folder in (CHECKPOINTS, SUPERSEDED, f"{CHECKPOINTS}/{SUPERSEDED}")
+            if (run / folder).is_dir()
+            for name in fs.list_folder(run / folder)
+        )
+    except OSError as error:
+        raise StorageError(f"{run} cannot be read: {error.strerror or error}.") from error

@@ -124,6 +124,17 @@ def count_attempt(
     return attempt
 
 
+def names_checkpoint(run: Path) -> bool:
+    """Whether an attempt of the folder's went on from a checkpoint.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    path = run / ATTEMPTS_NAME
+    raw = path.read_bytes() if path.exists() else b""
+    return any("checkpoint" in _values_of(line) for line in raw.splitlines())
+
+
 _WITHOUT = "Remove it to resume with what the checkpoints say."
 
 
@@ -139,11 +150,15 @@ def _origin(value: object, path: Path) -> Origin | None:
 
 def _attempt_of(line: bytes, run_id: str) -> int:
     """The attempt that a line counts; 0 where it is none of this run's."""
+    values = _values_of(line)
+    attempt = values.get("attempt")
+    return attempt if isinstance(attempt, int) and values.get("run_id") == run_id else 0
+
+
+def _values_of(line: bytes) -> dict[str, object]:
+    """What a line says; empty where it cannot be read."""
     try:
         values = json.loads(line)
     except ValueError:
-        return 0
-    if not isinstance(values, dict) or values.get("run_id") != run_id:
-        return 0
-    attempt = values.get("attempt")
-    return attempt if isinstance(attempt, int) else 0
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from megatrain_cli.checkpoint.save import Saver
 from megatrain_cli.errors import HangError, MegatrainError, MixedStateError, NumericsError
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.store.clock import TileClock
@@ -73,12 +74,24 @@ def leave_hung(clock: TileClock, rescue: Rescue | None, console: RunConsole) -> 
     """
     faulthandler.dump_traceback(all_threads=True)
     seconds = watchdog.HANG_SECONDS
-    error = HangError(f"Nothing has ended for {seconds:.0f} s: a copy or a thread hangs.")
+    error = HangError(f"Nothing has ended for {seconds:.0f} s: a copy, a thread or a disk hangs.")
+    if rescue is None:
+        console.note(str(error))
+        os._exit(error.exit_code)
+    saver = rescue.saving.saver
+    console.note(f"{error} {_under_way(saver)}Saving what can be saved.")
+    clock.refuse_updates(error)
     said: list[str] = []
-    if rescue is not None:
-        clock.refuse_updates(error)
-        saver = threading.Thread(target=lambda: said.append(rescue.save()), daemon=True)
-        saver.start()
-        saver.join(seconds)
-    console.note(" ".join([str(error), *said]))
+    thread = threading.Thread(target=lambda: said.append(rescue.save()), daemon=True)
+    thread.start()
+    written = -1
+    while thread.is_alive() and saver.num_chunks != written:  # a large one may take long
+        written = saver.num_chunks
+        thread.join(seconds)
+    console.note(" ".join(said) or f"The disk does not answer: given up after {seconds:.0f} s.")
     os._exit(error.exit_code)
+
+
+def _under_way(saver: Saver) -> str:
+    step = saver.saving_step
+    return "" if step is None else f"The checkpoint of step {step} was being written. "

@@ -180,7 +180,7 @@ def open_resume(
         manifest = checkpoint.manifest
         origin = Origin(manifest.run_id, manifest.id, manifest.step)
         folder = stack.enter_context(RunFolder(_absolute(request.fork, request), origin))
-    notes = (*choice.notes, *config.notes)
+    notes = (*folder.notes, *choice.notes, *config.notes)
     return Resumption(checkpoint, folder, config, notes, choice, is_fork)
 
 

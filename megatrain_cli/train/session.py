@@ -26,6 +26,8 @@ def train(loaded: LoadedConfig, console: RunConsole) -> None:
     """
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder(Path(loaded.config.train.output_dir)))
+        for note in folder.notes:
+            console.note(note)
         Attempt(loaded, loaded.config, folder, console, stack).run()
 
 

@@ -1,9 +1,12 @@
 """Signals: finish the step, save, leave; or save and go on. The second one ends at once.
 
-SIGINT, SIGTERM and SIGHUP ask for the end, SIGUSR1 for a checkpoint. A SIGINT after the first
-signal is Python's KeyboardInterrupt, so that the terminal is given back and a folder that is half
-written goes; any other ends the process as the system does. SIGHUP that was ignored when the run
-began, as under `nohup`, stays so.
+SIGINT, SIGTERM and SIGHUP ask for the end, SIGUSR1 for a checkpoint. SIGHUP that was ignored when
+the run began, as under `nohup`, stays so.
+
+At once is in the handler itself. A KeyboardInterrupt would be raised wherever the main thread is by
+then: it is lost in a destructor or a callback, and where it is not, unwinding waits for the save
+that is to be given up, and so for the disk. What is half written has a name that is never read, and
+the next start removes it.
 
 One request may come as several signals: `timeout` tells its child and then the whole group, a
 closed terminal is told by the shell and by the kernel, a cancelled job gets SIGINT and SIGTERM. So
@@ -14,11 +17,23 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ONE_REQUEST_SECONDS = 1.0
+
+
+# Shows the cursor, which a progress bar hides, and begins a line below it.
+_GIVE_BACK = b"\x1b[?25h\n"
+
+
+def leave_now(number: int, line: str) -> NoReturn:
+    """End the process as a signal's handler may: without waiting for a lock, or for a thread."""
+    with suppress(OSError):  # nobody reads it any more
+        os.write(2, (_GIVE_BACK if os.isatty(2) else b"") + line.encode() + b"\n")
+    os._exit(128 + number)
 
 
 class StopRequest:
@@ -72,17 +87,12 @@ class StopRequest:
         del frame
         name = signal.Signals(number).name
         if self._nothing_to_save():
-            # No handler may wait for a lock, and unwinding would: threads are loading.
-            os.write(2, f"Stopped by {name} before anything had changed.\n".encode())
-            os._exit(128 + number)
+            leave_now(number, f"Stopped by {name} before anything had changed.")
         if self.signal_name is None:
             self._noted_at, self.number = self._clock(), number
             self.signal_name = name
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt
-        elif self.seconds > _ONE_REQUEST_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+        elif number == signal.SIGINT or self.seconds > _ONE_REQUEST_SECONDS:
+            leave_now(number, f"Stopped by a second signal, {name}: the last checkpoint stays.")
 
     def _ask_for_save(self, number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -4,12 +4,13 @@ Lines of the journal and checkpoints beyond that step belong to a branch that is
 to `RUN/superseded/`, so that the journal has each step once and no later save meets an old folder.
 """
 
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from megatrain_cli.checkpoint.fsio import FileSystem
-from megatrain_cli.checkpoint.names import step_of
+from megatrain_cli.checkpoint.names import folder_name, step_of
 from megatrain_cli.checkpoint.storage import ensure_folder, storage_error
 from megatrain_cli.errors import CorruptError
 from megatrain_cli.train.durable import replace_file
@@ -30,6 +31,25 @@ def cut_journal(fs: FileSystem, journal: Path, step: int, attempt: int) -> int:
         CorruptError: A whole line is no record.
         StorageError: The disk refused.
     """
+    kept, moved = split_journal(fs, journal, step)
+    if moved:
+        folder = journal.parent / SUPERSEDED
+        _make_folder(fs, folder)
+        aside = folder / f"metrics-{attempt}.jsonl"
+        while fs.exists(aside):  # of another run that was begun in this folder
+            aside = aside.with_stem(f"{aside.stem}-more")
+        replace_file(fs, aside, b"".join(moved))
+        replace_file(fs, journal, b"".join(kept))
+    return len(moved)
+
+
+def split_journal(fs: FileSystem, journal: Path, step: int) -> tuple[list[bytes], list[bytes]]:
+    """The whole lines of steps up to `step`, and those after it.
+
+    Raises:
+        CorruptError: A whole line is no record.
+        StorageError: It cannot be read.
+    """
     try:
         raw = journal.read_bytes() if journal.exists() else b""
     except OSError as error:
@@ -38,12 +58,7 @@ def cut_journal(fs: FileSystem, journal: Path, step: int, attempt: int) -> int:
     moved: list[bytes] = []
     for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(keepends=True), 1):
         (moved if _step_of(line, journal, number) > step else kept).append(line)
-    if moved:
-        _make_folder(fs, journal.parent / SUPERSEDED)
-        aside = journal.parent / SUPERSEDED / f"metrics-{attempt}.jsonl"
-        replace_file(fs, aside, b"".join(moved))
-        replace_file(fs, journal, b"".join(kept))
-    return len(moved)
+    return kept, moved
 
 
 def later_folders(fs: FileSystem, checkpoints: Path, step: int) -> list[Path]:
@@ -60,8 +75,35 @@ def later_folders(fs: FileSystem, checkpoints: Path, step: int) -> list[Path]:
     return [checkpoints / name for number, name in sorted(found, reverse=True) if number > step]
 
 
+def make_way(fs: FileSystem, folder: Path) -> Path:
+    """Free the name of a checkpoint whose step is to be saved anew, and lose nothing by it.
+
+    It stays a checkpoint of the run, under another spelling of its step, until the new one is on
+    the disk: after a crash at any moment one of the two is found. `set_aside` is for then.
+
+    Returns:
+        Where it is now, which is where it was if no other spelling was needed.
+
+    Raises:
+        StorageError: The disk refused; it is where it was.
+    """
+    step = step_of(folder.name)
+    if step is None or folder.name != folder_name(step):
+        return folder
+    other = folder.with_name(folder.name.replace("-", "-0", 1))
+    try:
+        fs.rename_new(folder, other)
+        fs.sync_folder(folder.parent)
+    except OSError as error:
+        raise storage_error(fs, folder, error) from error
+    return other
+
+
 def set_aside(fs: FileSystem, run: Path, folders: Sequence[Path], attempt: int) -> list[Path]:
     """Move checkpoints to `superseded/<name>-<attempt>`, each durably before the next.
+
+    Where `checkpoints` is a link to another disk they stay on that one, in a `superseded` of its
+    own: a move between disks would be a copy.
 
     Returns:
         Where they are now.
@@ -71,16 +113,26 @@ def set_aside(fs: FileSystem, run: Path, folders: Sequence[Path], attempt: int) 
     """
     moved = []
     for folder in folders:
-        target = run / SUPERSEDED / f"{folder.name}-{attempt}"
-        _make_folder(fs, target.parent)
+        name = f"{folder.name}-{attempt}"
         try:
-            fs.rename_new(folder, target)
-            fs.sync_folder(target.parent)
-            fs.sync_folder(folder.parent)
+            target = _moved(fs, folder, run / SUPERSEDED / name)
         except OSError as error:
-            raise storage_error(fs, folder, error) from error
+            if error.errno != errno.EXDEV:
+                raise storage_error(fs, folder, error) from error
+            try:
+                target = _moved(fs, folder, folder.parent / SUPERSEDED / name)
+            except OSError as again:
+                raise storage_error(fs, folder, again) from again
         moved.append(target)
     return moved
+
+
+def _moved(fs: FileSystem, folder: Path, target: Path) -> Path:
+    ensure_folder(fs, target.parent)
+    fs.rename_new(folder, target)
+    fs.sync_folder(target.parent)
+    fs.sync_folder(folder.parent)
+    return target
 
 
 def _make_folder(fs: FileSystem, path: Path) -> None:
@@ -92,7 +144,7 @@ def _make_folder(fs: FileSystem, path: Path) -> None:
 
 def _step_of(line: bytes, journal: Path, number: int) -> int:
     try:
-        step = json.loads(line)["step"]
+        step = json.loads(line.decode())["step"]
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptError(
             f"{journal}:{number}: not a step record: {error}. Move the file away to go on."

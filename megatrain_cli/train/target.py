@@ -11,17 +11,19 @@ from pathlib import Path
 from megatrain_cli.checkpoint.folder import OpenCheckpoint, open_checkpoint
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.headers import find_model_folder
-from megatrain_cli.checkpoint.names import CHECKPOINTS, step_of
+from megatrain_cli.checkpoint.names import CHECKPOINTS, MANIFEST, TRAINING, step_of
 from megatrain_cli.checkpoint.resolve import (
     Candidate,
     candidates,
     is_checkpoint,
     is_run,
     pick,
+    refuse_closed,
     resolve,
 )
 from megatrain_cli.errors import ConfigError, IncompatibleError, NoCheckpointError
-from megatrain_cli.train.identity import read_identity
+from megatrain_cli.train.folder import has_saved
+from megatrain_cli.train.identity import IDENTITY_NAME, read_identity
 from megatrain_cli.train.position import position_of
 from megatrain_cli.train.superseded import later_folders
 
@@ -67,8 +69,18 @@ def find_target(path: Path, fs: FileSystem) -> Target:
             f"{path}: no checkpoint to resume from: it is a file, not a run folder and not a "
             "megatrain checkpoint. It was not opened."
         )
+    if fs.exists(path / IDENTITY_NAME) and not has_saved(path, fs):
+        identity = read_identity(path)
+        again = "`megatrain train`"
+        if identity is not None and identity.parent is not None:
+            origin = identity.parent
+            again = f"`--fork {path}` from step {origin.step} of run {origin.run_id}"
+        raise NoCheckpointError(
+            f"{path}: nothing to resume from: the run ended before anything of it was saved. "
+            f"{again} begins it again in this folder."
+        )
     if is_run(path, fs):
-        if not any(is_checkpoint(folder, fs) for folder in (path / CHECKPOINTS).glob("step-*")):
+        if not any(map(_has_state, (path / CHECKPOINTS).glob("step-*"))):
             _refuse_weights(path)
         return Target(path, None)
     # Without a manifest too: why it is none is then said by who opens it.
@@ -77,11 +89,18 @@ def find_target(path: Path, fs: FileSystem) -> Target:
         return Target(home.parent if home.name == CHECKPOINTS else None, path)
     _refuse_weights(path)
     runs = sorted(found.parent for found in path.glob(f"*/{CHECKPOINTS}"))
+    if path.name == CHECKPOINTS and any(map(step_of, fs.list_folder(path))):
+        runs = [path.parent]
     near = f" Did you mean {' or '.join(map(str, runs[:_SHOWN_RUNS]))}?" if runs else ""
     raise NoCheckpointError(
         f"{path}: no checkpoint to resume from: it is not a run, which has a folder `checkpoints`, "
         f"and not one of its checkpoints.{near}"
     )
+
+
+def _has_state(folder: Path) -> bool:
+    """Whether it is a checkpoint, or what was left of one: its fault is to be told then."""
+    return (folder / MANIFEST).exists() or (folder / TRAINING).exists()
 
 
 def _refuse_weights(path: Path) -> None:
@@ -117,6 +136,7 @@ def choose(
         NoCheckpointError: There is none.
         CorruptError: The one that was named is damaged.
         IncompatibleError: It is of another run than the folder that it lies in.
+        ClosedError: A newer one cannot be looked at.
     """
     if rewind and fork:
         raise ConfigError("--rewind and --fork: a fork gives up nothing. Name one of them.")
@@ -160,8 +180,12 @@ def _check_named(
             f"{folder} is of run {its_run}, and lies in the folder of run {run_id}. Begin a run "
             "from it with `--fork NEW_RUN`."
         )
+    if rewind:
+        return
+    for one in found:
+        refuse_closed(one)
     newest = pick(found)
-    if newest is None or newest.manifest is None or rewind:
+    if newest is None or newest.manifest is None:
         return
     if newest.manifest.id != checkpoint.manifest.id:
         raise ConfigError(

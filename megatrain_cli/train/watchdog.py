@@ -2,8 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -12,7 +11,9 @@ HANG_SECONDS = 900.0
 
 
 class Watchdog:
-    """A thread that looks whether anything ends while something is awaited.
+    """A thread that looks whether anything ends, in its block: steps, evaluations and saves alike.
+
+    Time in which the whole process was stopped (Ctrl-Z) does not count.
 
     Args:
         progress: Anything that changes as long as all is well; asked on the watchdog's thread.
@@ -31,17 +32,8 @@ class Watchdog:
         self._progress, self._on_hang = progress, on_hang
         self._seconds, self._clock = seconds, clock
         self._changed = threading.Condition()
-        self._watching = self._closed = False
+        self._closed = False
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """A block in which something has to end again and again."""
-        self._set(watching=True)
-        try:
-            yield
-        finally:
-            self._set(watching=False)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -58,22 +50,20 @@ class Watchdog:
             self._changed.notify_all()
         self._thread.join()
 
-    def _set(self, *, watching: bool) -> None:
-        with self._changed:
-            self._watching = watching
-            self._changed.notify_all()
-
     def _watch(self) -> None:
-        seen, since = None, self._clock()
+        seen, since = self._progress(), self._clock()
         with self._changed:
             while not self._closed:
-                now = self._progress() if self._watching else None
-                if now is None or now != seen:
-                    seen, since = now, self._clock()
                 left = since + self._seconds - self._clock()
-                if now is not None and left <= 0:
+                if left <= 0:
                     break
-                self._changed.wait(left / 8 if now is not None else None)
+                asked, before = min(left, self._seconds / 8), self._clock()
+                if not self._changed.wait(asked):
+                    # Who sleeps longer than asked for was stopped, and so was all that could end.
+                    since += max(0.0, self._clock() - before - asked)
+                now = self._progress()
+                if now != seen:
+                    seen, since = now, self._clock()
             if self._closed:
                 return
         self._on_hang()

@@ -4,7 +4,7 @@ A run on the real file system is recorded as a log. The log is replayed up to ea
 there, whatever was not synced may be lost, in any combination: a file's bytes may be missing,
 half there, or zeros; a name may not have been made, moved or removed yet. That is less than any
 file system in use promises (after Pillai et al., "All File Systems Are Not Created Equal", OSDI
-2014), except for one thing taken for granted: a rename is seen whole or not at all.
+2014), except for one thing taken for granted: a rename within a folder is seen whole or not at all.
 """
 
 import errno
@@ -189,8 +189,11 @@ class Disk:
                 parent.change({name: None})
             case "rename":
                 other, new_name = self._parent(op.target)
-                assert other is parent, "a rename between folders is not one change of one folder"
-                parent.change({name: None, new_name: node})
+                if other is parent:
+                    parent.change({name: None, new_name: node})
+                else:  # a change of two folders, of which each may be lost alone
+                    parent.change({name: None})
+                    other.change({new_name: node})
             case "sync_folder":
                 folder = node if op.path else self.root
                 assert isinstance(folder, _Folder)

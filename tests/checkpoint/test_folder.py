@@ -87,6 +87,8 @@ def test_no_folder_and_no_manifest_are_no_checkpoint(folder: Path) -> None:  # F
     (folder / "manifest.json").unlink()
     refused(folder, NoCheckpointError, "never finished: no manifest")
     refused(folder / "nowhere", NoCheckpointError, "no such folder")
+    (folder / "checkpoints").mkdir()
+    refused(folder / "checkpoints", NoCheckpointError, f"Did you mean {folder}?")
     with pytest.raises(NoCheckpointError):
         read_manifest(folder, FS)
 

@@ -1,5 +1,6 @@
 """Which checkpoint a run goes on from: by (attempt, step) as integers, whole ones only."""
 
+import errno
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from megatrain_cli.checkpoint.resolve import (
     pick,
     resolve,
 )
-from megatrain_cli.errors import NoCheckpointError, StorageError
+from megatrain_cli.errors import ClosedError, NoCheckpointError, StorageError
 from tests.checkpoint.made import make_checkpoint, random_layers
 from tests.checkpoint.opening import FS, WEIGHTS, open_fds
 from tests.checkpoint.signed import change_in
@@ -223,8 +224,9 @@ def test_links_and_files_named_like_checkpoints_are_refused(run: Path, tmp_path:
     add(run, 9, name="elsewhere")
     (run / "checkpoints" / "step-9").symlink_to("elsewhere")
     (run / "checkpoints" / "step-8").write_bytes(b"")
-    folder, notes = chosen(run)
+    folder, (ignored, *notes) = chosen(run)
     assert folder == wanted
+    assert ignored == "checkpoints/elsewhere is ignored: its name is not `step-` and a number."
     assert len(notes) == 2
     assert all("a link or a file, where a folder belongs" in note for note in notes)
 
@@ -235,6 +237,29 @@ def test_a_folder_named_after_another_step_is_refused(run: Path) -> None:
     folder, (note,) = chosen(run)
     assert folder == wanted
     assert "is named after step 9, and holds step 4" in note
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE])
+def test_a_newer_one_that_this_process_may_not_read_is_not_passed_over(
+    code: int, run: Path
+) -> None:
+    """It may be whole: an older one in its place would give up its steps."""
+
+    class Closed(FileSystem):
+        def open_file(self, folder_fd: int, name: str, direct: bool) -> int:
+            if name == WEIGHTS and os.readlink(f"/proc/self/fd/{folder_fd}") == str(closed):  # noqa: PTH115
+                raise OSError(code, os.strerror(code))
+            return super().open_file(folder_fd, name, direct)
+
+    add(run, 3)
+    closed = add(run, 4)
+    with pytest.raises(ClosedError, match=r"step-00000004 may be whole, so no older one") as caught:
+        resolve(run, Closed())
+    assert os.strerror(code) in str(caught.value)
+    closed = add(run, 2)  # an older one is nobody's business
+    checkpoint, _ = resolve(run, Closed())
+    with checkpoint:
+        assert checkpoint.manifest.step == 4
 
 
 def test_another_runs_checkpoint_is_refused(run: Path) -> None:

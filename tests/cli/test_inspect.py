@@ -115,7 +115,7 @@ def test_a_good_checkpoint_is_told_and_leaves_with_0(saved: Path) -> None:
     text = inspect(checkpoint(saved, 3), "--full", "--numerics")
     assert "step         3 of 20" in text
     assert "good (checked: manifest, files, index, dtypes, every byte, every value)" in text
-    assert "layer-00000 ... layer-00001" in text
+    assert "layer-00000..00001 each" in text
     assert "master.lm_head.weight" in text
 
 
@@ -171,7 +171,7 @@ def test_of_a_run_all_checkpoints_are_listed_and_the_one_resume_takes_is_checked
     lines = text.splitlines()
     assert lines[0] == f"run {saved}"
     assert lines[2].startswith("step-00000003  good")
-    assert lines[2].endswith("resume takes this one")
+    assert lines[2].endswith("resume takes it")
     assert lines[3].startswith("step-00000002  good")
     assert f"checkpoint   {checkpoint(saved, 3)}" in text
 

@@ -52,6 +52,12 @@ def test_home_and_variables_are_expanded(load: Load, monkeypatch: pytest.MonkeyP
     assert config.data.train[0].path == Path("/data/a.jsonl")
 
 
+def test_a_doubled_dollar_sign_stands_for_itself_before_a_brace(load: Load) -> None:
+    config = load("", "train.output_dir=/a$b/$${HOME}", "data.train=$${").config
+    assert config.train.output_dir == Path("/a$b/${HOME}")
+    assert config.data.train[0].path.name == "${"
+
+
 def test_an_unset_variable_is_named(problems: Problems, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH", raising=False)
     [problem] = problems("", "data.train=[a, '${NO_SUCH}/b']")
@@ -148,8 +154,10 @@ def test_paths_that_exist_pass(load: Load, tmp_path: Path) -> None:
     check_paths(load())
 
 
-characters = st.characters(codec="utf-8", exclude_characters="/$~\\", exclude_categories=["Cc"])
-names = st.text(characters)
+characters = st.characters(codec="utf-8", exclude_characters="/\\", exclude_categories=["Cc"])
+names = st.text(characters) | st.sampled_from(
+    ["~", "$HOME", "${HOME}", "$${HOME}", "$$${", "${a${b}"]
+)
 paths = st.lists(names.filter(lambda n: n not in {"", ".", ".."}), min_size=1, max_size=3).map(
     lambda parts: "/" + "/".join(parts)
 )

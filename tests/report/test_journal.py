@@ -156,13 +156,36 @@ def test_a_journal_that_cannot_be_opened_is_a_storage_error(tmp_path: Path) -> N
         Journal(tmp_path / "no-folder" / "m.jsonl")
 
 
+def fill_disk(journal: Journal) -> None:
+    with Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), journal._file.fileno())
+
+
 def test_a_full_disk_is_a_storage_error_when_the_journal_is_left_too(tmp_path: Path) -> None:
     """What the file still holds back fails again when it is closed."""
     with Journal(tmp_path / "m") as journal:
-        with Path("/dev/full").open("wb") as full:
-            os.dup2(full.fileno(), journal._file.fileno())
+        fill_disk(journal)
         with pytest.raises(StorageError, match="No space left"):
             journal.write(record(1))
+
+
+def test_a_patient_journal_keeps_its_lines_until_the_disk_has_room(tmp_path: Path) -> None:
+    """`checkpoint.on_disk_full: skip` goes on without a save: its journal must not end it."""
+    said: list[str] = []
+    with Journal(tmp_path / "m", said.append) as journal:
+        journal.write(record(1))
+        fill_disk(journal)
+        journal.write(record(2))
+        journal.write(record(3))
+        [line] = said
+        assert line.endswith("No space left on device. Its lines are kept until there is room.")
+        with (tmp_path / "m").open("ab") as room:
+            os.dup2(room.fileno(), journal._file.fileno())
+        journal.write(record(4))
+        assert [one.step for one in read_journal(tmp_path / "m")] == [1, 2, 3, 4]
+        fill_disk(journal)
+        journal.write(record(5))
+    assert [one.step for one in read_journal(tmp_path / "m")] == [1, 2, 3, 4]
 
 
 def test_evaluations_stand_between_steps_and_each_reader_sees_its_own(tmp_path: Path) -> None:

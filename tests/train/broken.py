@@ -2,9 +2,10 @@
 
 import os
 import threading
-from collections.abc import Callable
+import time
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from megatrain_cli.checkpoint.commit import Commit
 from megatrain_cli.checkpoint.fsio import FileSystem
@@ -84,16 +85,29 @@ def loading_never_ends() -> None:
     _replace(TileClock, wait_for_weights=say_and_wait)
 
 
+def no_save_ever_begins() -> None:
+    """Say `waits now` where a checkpoint's first folder is made, and wait there."""
+    make_folder = FileSystem.make_folder
+
+    def make_and_wait(fs: FileSystem, path: Path) -> None:
+        make_folder(fs, path)
+        if path.name.startswith(".tmp-step-"):
+            os.write(2, b"waits now\n")
+            _wait_for_ever()
+
+    _replace(FileSystem, make_folder=make_and_wait)
+
+
 def step_3_hangs() -> None:
     """Its first layer never ends, and the watchdog has little patience then."""
-    lose_patience = _watched()
+    hangs = _be_impatient()
     forward, count = Compute.forward, 0
 
     def forward_or_hang(compute: Compute, op: Op, step: StepInputs) -> None:
         nonlocal count
         count += op.layer == 0 and op.micro_batch == 0
         if count == 3:
-            lose_patience()
+            hangs.set()
             _wait_for_ever()
         forward(compute, op, step)
 
@@ -102,39 +116,32 @@ def step_3_hangs() -> None:
 
 def second_save_hangs() -> None:
     """Its files never reach the disk, and the watchdog has little patience then."""
-    lose_patience = _watched()
-    _replace(watchdog, HANG_SECONDS=1.0)  # for the save at the end, which hangs too
+    hangs = _be_impatient()
     sync = FileSystem.sync
 
     def sync_or_hang(fs: FileSystem, fd: int) -> None:
         path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  no file's path
         if ".tmp-step-" in path and ".tmp-step-00000001" not in path:
-            lose_patience()
+            hangs.set()
             _wait_for_ever()
         sync(fs, fd)
 
     _replace(FileSystem, sync=sync_or_hang)
 
 
-def _watched() -> Callable[[], None]:
-    """What to call when something hangs, so that one second is enough for the watchdog.
+def _be_impatient() -> threading.Event:
+    """Watchdogs for whose clocks a second begins only with the event that is returned."""
+    hangs, since = threading.Event(), time.monotonic()
+    _replace(watchdog, HANG_SECONDS=1.0)
 
-    Not before: where the machine is busy, a step that is right may take longer.
-    """
-    dogs: list[Watchdog] = []
+    def clock() -> float:
+        nonlocal since
+        if not hangs.is_set():
+            since = time.monotonic()
+        return time.monotonic() - since
 
-    def make(*args: Any) -> Watchdog:
-        dogs.append(Watchdog(*args))
-        return dogs[-1]
-
-    def lose_patience() -> None:
-        [dog] = dogs
-        with dog._changed:
-            dog._seconds = 1.0
-            dog._changed.notify_all()
-
-    _replace(attempt, Watchdog=make)
-    return lose_patience
+    _replace(attempt, Watchdog=partial(Watchdog, seconds=1.0, clock=clock))
+    return hangs
 
 
 def _replace(holder: object, **new: object) -> None:

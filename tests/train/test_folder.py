@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain_cli.errors import ConfigError, LockedError, StorageError
+from megatrain_cli.errors import ConfigError, CorruptError, LockedError, StorageError
 from megatrain_cli.train.folder import RunFolder
 
 
@@ -24,17 +24,60 @@ def test_a_folder_is_made_with_its_parents_and_names_its_parts(tmp_path: Path) -
         assert folder.checkpoint(7) == tmp_path / "a" / "b" / "checkpoints" / "step-00000007"
 
 
-@pytest.mark.parametrize("part", ["metrics.jsonl", "checkpoints/step-00000003/config.json"])
-def test_a_folder_with_steps_or_weights_of_a_run_is_refused_and_left_as_it_is(
+@pytest.mark.parametrize(
+    "part",
+    [
+        "checkpoints/step-00000003/config.json",
+        "checkpoints/best/manifest.json",
+        "superseded/step-00000003-2/config.json",
+        "attempts.jsonl",
+    ],
+)
+def test_a_folder_in_which_a_run_has_saved_is_refused_and_left_as_it_is(
     part: str, tmp_path: Path
 ) -> None:
     with RunFolder(tmp_path):
         (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / part).write_text("{}\n")
+        (tmp_path / part).write_text('{"checkpoint": "sha256:1"}\n')
     before = snapshot(tmp_path)
     with pytest.raises(ConfigError, match=r"holds a run already.*nothing in it was changed"):
         RunFolder(tmp_path)
     assert snapshot(tmp_path) == before
+
+
+def test_checkpoints_on_a_disk_that_is_not_there_are_a_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "not mounted")
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder(tmp_path)
+
+
+def test_a_run_that_saved_nothing_begins_again_and_its_steps_are_set_aside(tmp_path: Path) -> None:
+    """Else neither `train` nor `resume` could go on, as where a scheduler starts a job again."""
+    lines = '{"step": 1}\n{"step": 2}\n'
+    run_ids: set[str] = set()
+    notes: list[str] = []
+    for attempt in (1, 2, 3):
+        with RunFolder(tmp_path) as folder:
+            assert folder.attempt == attempt
+            notes += folder.notes
+            assert len(notes) == attempt - 1
+            run_ids.add(folder.run_id)
+            assert not folder.metrics.exists() or folder.metrics.read_text() == ""
+            folder.metrics.write_text(lines + '{"st')
+            # A disk of its own has this one.
+            (folder.checkpoints / "lost+found").mkdir(parents=True, exist_ok=True)
+    assert len(run_ids) == 1
+    aside = sorted((tmp_path / "superseded").iterdir())
+    assert [path.name for path in aside] == ["metrics-2.jsonl", "metrics-3.jsonl"]
+    assert [path.read_text() for path in aside] == [lines, lines]
+    assert "begins again; its 2 lines of metrics.jsonl were moved to superseded/" in notes[0]
+
+
+def test_a_journal_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"loss": 1}\n')
+    with pytest.raises(CorruptError, match=r"metrics\.jsonl:1: not a step record"):
+        RunFolder(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "run.lock"}
 
 
 def test_a_run_that_ended_before_its_first_step_is_no_obstacle(tmp_path: Path) -> None:

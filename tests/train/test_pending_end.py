@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain_cli.errors import InternalError
+from megatrain_cli.errors import InternalError, LockedError
+from megatrain_cli.train.saving import Saving
 from megatrain_cli.train.step import StepUpdate
 from tests.checkpoint.tiles import manifest_of, payloads
 from tests.train.failing import FAILS, leave_half_updated
@@ -13,6 +14,10 @@ from tests.train.threaded import use_threads
 from tests.train.workspace import make_workspace
 
 NAME = f"step-{FAILS:08d}"
+
+
+def lose_the_lock(*args: object) -> None:
+    raise LockedError("taken")
 
 
 @pytest.fixture
@@ -25,16 +30,20 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_its_last_checkpoint_is_whole_where_the_update_was_all_that_was_left(
-    config: Path, tmp_path: Path
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_here(config, "train.output_dir=whole", f"train.max_steps={FAILS}")
     run = tmp_path / "run"
+    with monkeypatch.context() as patch:  # as a process that dies before its save
+        patch.setattr(Saving, "finish", lose_the_lock)
+        with pytest.raises(LockedError):
+            resume_here(run, steps=FAILS)
     resume_here(run, steps=FAILS)
     manifest = manifest_of(run / "checkpoints" / NAME)
     assert (manifest.pending, manifest.finished) == (None, True)
     whole = payloads(tmp_path / "whole" / "checkpoints" / NAME)
     assert payloads(run / "checkpoints" / NAME) == whole
-    assert manifest_of(run / "superseded" / f"{NAME}-2").pending is not None
+    assert manifest_of(run / "superseded" / f"{NAME.replace('-', '-0')}-3").pending is not None
 
 
 def test_a_fork_that_fails_at_its_first_step_has_what_it_was_forked_from(

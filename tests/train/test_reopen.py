@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from megatrain_cli.errors import ConfigError, IncompatibleError, LockedError, NoCheckpointError
+from megatrain_cli.errors import (
+    ConfigError,
+    CorruptError,
+    IncompatibleError,
+    LockedError,
+    NoCheckpointError,
+)
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.identity import Origin, read_identity
 from tests.train.test_folder import snapshot
@@ -59,6 +65,18 @@ def test_checkpoints_of_later_steps_are_set_aside(tmp_path: Path) -> None:
         go_on(folder, run_id, 2, folder.checkpoint(4))
     assert (tmp_path / "superseded" / "step-00000004-2").is_dir()
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_journal_that_cannot_be_read_is_refused_before_anything_has_changed(
+    tmp_path: Path,
+) -> None:
+    run_id = begin(tmp_path)
+    with RunFolder.reopen(tmp_path) as folder:
+        folder.metrics.write_bytes(b"\0" * 100 + b"\n")  # as after a power loss
+        before = snapshot(tmp_path)
+        with pytest.raises(CorruptError, match="Move the file away to go on"):
+            go_on(folder, run_id, 2, folder.checkpoint(4))
+        assert snapshot(tmp_path) == before
 
 
 def test_a_folder_with_checkpoints_alone_takes_their_identity(tmp_path: Path) -> None:

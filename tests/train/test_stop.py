@@ -1,10 +1,10 @@
 """The first signal asks, the second ends at once, and nothing of it outlives the run."""
 
-import os
 import signal
 
 import pytest
 
+from megatrain_cli.train import stop as stop_module
 from megatrain_cli.train.stop import StopRequest
 
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -18,13 +18,24 @@ def test_the_first_signal_is_noted_by_name(number: signal.Signals) -> None:
         assert stop.signal_name == number.name
 
 
-def test_an_interrupt_after_any_signal_ends_at_once_whatever_it_did_before() -> None:
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Signals that would have ended the process."""
+    numbers: list[int] = []
+    monkeypatch.setattr(stop_module, "leave_now", lambda number, line: numbers.append(number))
+    return numbers
+
+
+def test_an_interrupt_after_any_signal_ends_at_once_whatever_it_did_before(
+    ended: list[int],
+) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     for first in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         with StopRequest() as stop:
             signal.raise_signal(first)
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
+            assert not ended
+            signal.raise_signal(signal.SIGINT)
+            assert ended.pop() == signal.SIGINT
             assert stop.signal_name == first.name
     assert signal.signal(signal.SIGINT, before) == signal.SIG_IGN
 
@@ -32,25 +43,19 @@ def test_an_interrupt_after_any_signal_ends_at_once_whatever_it_did_before() -> 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP])
 @SIGNALS
 def test_what_follows_in_the_same_second_is_the_same_request_and_later_ends_at_once(
-    number: signal.Signals, second: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, second: signal.Signals, ended: list[int]
 ) -> None:
     """`timeout` sends SIGTERM twice, and a closed terminal SIGHUP."""
-    now, ended = 100.0, list[int]()
-
-    def end(found: int) -> None:
-        assert signal.getsignal(found) == signal.SIG_DFL, "the system ends the process"
-        ended.append(found)
-
+    now = 100.0
     with StopRequest(clock=lambda: now) as stop:
         signal.raise_signal(number)
         now = 100.9
         signal.raise_signal(second)
         assert stop.signal_name == number.name
         assert stop.seconds == pytest.approx(0.9)
+        assert not ended
         now = 101.1
-        with monkeypatch.context() as patch:
-            patch.setattr(signal, "raise_signal", end)
-            os.kill(os.getpid(), second)
+        signal.raise_signal(second)
         assert ended == [second]
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.train.live import last_payloads, resume_here, train_here
 from tests.train.prepared import Prepared
 from tests.train.test_folder import snapshot
+from tests.train.test_run import checkpoints_of
 from tests.train.workspace import make_workspace
 
 BROKEN = "tests.train.broken:"
@@ -68,6 +69,27 @@ def test_a_signal_while_a_checkpoint_is_loaded_ends_at_once_and_changes_nothing(
     assert f"Stopped by {number.name} before anything had changed." in child.text
     assert unchanged(half) == before
     resume_here(half)
+    assert last_payloads(half) == last_payloads(workspace.parent / "whole")
+
+
+@pytest.mark.slow
+def test_the_second_interrupt_gives_up_the_save_and_the_next_start_removes_its_traces(
+    workspace: Path, half: Path, server: Prepared
+) -> None:
+    # So many steps that the save can only be that of the stop: the first signal was seen then.
+    broken = [f"{BROKEN}no_save_ever_begins"]
+    child = server.start("resume", half, "--steps", "100000", broken=broken)
+    child.wait_for("targets/s")
+    child.send(signal.SIGINT)
+    child.wait_for("waits now")
+    child.send(signal.SIGINT)
+    assert child.end() == 130, child.text
+    assert "Stopped by a second signal, SIGINT: the last checkpoint stays." in child.text
+    assert "Traceback" not in child.text
+    assert checkpoints_of(half) == ["step-00000002"]
+    assert list(half.glob("checkpoints/.tmp-step-*"))
+    resume_here(half)
+    assert not list(half.glob("checkpoints/.*"))
     assert last_payloads(half) == last_payloads(workspace.parent / "whole")
 
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.names import step_of
 from megatrain_cli.errors import CorruptError, StorageError
-from megatrain_cli.train.superseded import cut_journal, later_folders, set_aside
+from megatrain_cli.train.superseded import cut_journal, later_folders, make_way, set_aside
 from tests.train.killed import every_death
 
 FS = FileSystem()
@@ -125,6 +126,23 @@ def _rewind(fs: FileSystem, run: Path, attempt: int) -> None:
     set_aside(fs, run, later_folders(fs, run / "checkpoints", 2), attempt)
 
 
+class TwoDisks(FileSystem):
+    """`checkpoints` is a link to another disk."""
+
+    def rename_new(self, source: Path, target: Path) -> None:
+        if "checkpoints" in source.parts and "checkpoints" not in target.parts:
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(source))
+        super().rename_new(source, target)
+
+
+def test_checkpoints_on_another_disk_are_set_aside_there(tmp_path: Path) -> None:
+    make_checkpoints(tmp_path, "step-00000003")
+    [moved] = set_aside(TwoDisks(), tmp_path, [tmp_path / "checkpoints" / "step-00000003"], 2)
+    assert moved == tmp_path / "checkpoints" / "superseded" / "step-00000003-2"
+    assert (moved / "file").read_text() == "step-00000003"
+    assert later_folders(FS, tmp_path / "checkpoints", 0) == []
+
+
 class ReadOnly(FileSystem):
     def make_folder(self, path: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
@@ -134,3 +152,12 @@ def test_a_place_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     make_checkpoints(tmp_path, "step-00000003")
     with pytest.raises(StorageError, match="Read-only"):
         set_aside(ReadOnly(), tmp_path, [tmp_path / "checkpoints" / "step-00000003"], 1)
+
+
+def test_a_name_is_freed_by_another_spelling_of_the_same_step(tmp_path: Path) -> None:
+    make_checkpoints(tmp_path, "step-00000003")
+    other = make_way(FS, tmp_path / "checkpoints" / "step-00000003")
+    assert (other / "file").read_text() == "step-00000003"
+    assert [path.name for path in other.parent.iterdir()] == ["step-000000003"]
+    assert step_of(other.name) == 3
+    assert make_way(FS, other) == other, "it is free already"

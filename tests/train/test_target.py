@@ -13,6 +13,8 @@ from megatrain_cli.errors import (
     MegatrainError,
     NoCheckpointError,
 )
+from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.identity import Origin
 from megatrain_cli.train.position import Position, position_of
 from megatrain_cli.train.target import Choice, Target, choose, find_target
 from tests.train.saved import make_run, save_step
@@ -56,10 +58,26 @@ def test_what_is_neither_is_said_and_nothing_is_opened(tmp_path: Path) -> None:
     (tmp_path / "runs" / "first" / "checkpoints").mkdir(parents=True)
     with pytest.raises(NoCheckpointError, match=r"Did you mean .*runs/first\?$"):
         find_target(tmp_path / "runs", FS)
+    (tmp_path / "runs" / "first" / "checkpoints" / "step-00000003").mkdir()
+    with pytest.raises(NoCheckpointError, match=r"Did you mean .*runs/first\?$"):
+        find_target(tmp_path / "runs" / "first" / "checkpoints", FS)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(NoCheckpointError, match="has weights and no optimizer state"):
         find_target(tmp_path, FS)
+
+
+def test_a_run_that_saved_nothing_says_how_it_begins_again(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run") as folder:
+        folder.metrics.write_text('{"step": 1}\n')
+        for _ in range(2):  # without a folder of checkpoints, and with an empty one
+            with pytest.raises(NoCheckpointError, match="`megatrain train` begins it again in"):
+                find_target(tmp_path / "run", FS)
+            folder.checkpoints.mkdir(exist_ok=True)
+    with RunFolder(tmp_path / "fork", Origin("run-1", "sha256:1", 7)):
+        again = r"`--fork .*fork` from step 7 of run run-1 begins it again in"
+        with pytest.raises(NoCheckpointError, match=again):
+            find_target(tmp_path / "fork", FS)
 
 
 def test_a_run_of_weights_alone_says_how_to_train_on(tmp_path: Path) -> None:
