@@ -100,6 +100,11 @@ def schedule_of(plan: RunPlan) -> tuple[Op, ...]:
     return build_schedule(_shape(plan))
 
 
+def evaluation_of(plan: RunPlan) -> tuple[Op, ...]:
+    """The ops of an evaluation of as many rows as a step has."""
+    return build_with_evaluation(_shape(plan))[1]
+
+
 def update_order(plan: RunPlan) -> tuple[int, ...]:
     """Layers in the order in which a step updates them."""
     return tuple(dict.fromkeys(op.layer for op in schedule_of(plan) if op.kind is Kind.UPDATE))

@@ -97,7 +97,7 @@ def prepare_attempt(
     if resumption is not None:
         lineage = _check_resumption(resumption, data, model, plan)
     with device_errors(config.train.micro_batch_size):
-        plan, functions = warm_up(config, skeleton, plan, rows.longest, console)
+        plan, functions = warm_up(config, skeleton, plan, rows.longest, console, rows.facts)
     refuse_what_does_not_fit(plan)  # measured, it may need more than it seemed
     rows = rows.planned(plan.decisions)
     console.plan(plan)
