@@ -67,7 +67,7 @@ CASES = (
     ),
     Case(
         "120B, H200 with 1.5 TB, rows not told",
-        "--model mistral-large-123b --tokens 32x1024 --machine h200-1.5tb optimizer.master=bf16",
+        "--model gpt-oss-120b --tokens 64x1024 --machine h200-1.5tb optimizer.master=bf16",
         ("?", "?", "it fits"),
     ),
 )

@@ -154,8 +154,8 @@ def test_a_config_takes_14_bytes_of_ram_a_parameter_and_its_buffers(path: Path) 
     regions = ("weights", "gradients", "master remainders", "first moments", "second moments")
     billed = sum(line.num_bytes for line in plan.lines if line.owner in regions)
     assert state <= billed <= state * 1.001
-    # The program, the driver's tables, and chunks between tiles and disk.
-    assert plan.host_bytes - billed - plan.decisions.pool_bytes < 6 * GIB
+    # The program, what was seen to grow with tokens, and chunks between tiles and disk.
+    assert plan.host_bytes - billed - plan.decisions.pool_bytes < 8 * GIB
 
 
 @every_sized_config

@@ -14,9 +14,9 @@ from megatrain_cli.checkpoint.write import FileWriter, Piece
 from megatrain_cli.errors import InternalError, NumericsError
 from megatrain_cli.store.master import LayerTile
 
-# Elements that are looked at at once. Looking makes a few temporaries of that size; a whole
-# embedding of them would be gigabytes.
-_LOOK = 1 << 22
+# Elements that are looked at at once. Looking makes a few temporaries of that size, on each thread
+# that saves or loads: few enough for them to stay in the cores' caches.
+_LOOK = 1 << 18
 
 _ADVICE = "The weights were not written. Go on from the last checkpoint with a lower learning rate."
 

@@ -171,6 +171,7 @@ def plan(
     from megatrain_cli.train.assemble import prepare, schedule_of
     from megatrain_cli.train.drawing import draw_plan
     from megatrain_cli.train.forecast import forecast, timeline_of
+    from megatrain_cli.train.look_ahead import look_ahead
     from megatrain_cli.train.pricing import lines_of, price, starving_slabs
 
     skeleton, run_plan = prepare(loaded, there, model, to_train=False)
@@ -180,8 +181,12 @@ def plan(
         typer.echo(f"note: training of {architecture} is not proved: `train` refuses it", err=True)
     for note in billed_as_others(skeleton):
         typer.echo(f"note: {note}", err=True)
+    if model is None:
+        run_plan = look_ahead(loaded, skeleton, run_plan)
     train, saves = loaded.config.train, loaded.config.checkpoint
-    expected = forecast(run_plan, skeleton.spec, train.max_steps, saves.save_steps)
+    expected = forecast(
+        run_plan, skeleton.spec, train.max_steps, saves.save_steps, loaded.config.eval
+    )
     remedies = price(loaded.config, skeleton, run_plan)
     starving = starving_slabs(skeleton, run_plan)
     if starving:

@@ -12,7 +12,7 @@ from megatrain_cli.data.chunks import Encoding
 from megatrain_cli.data.examples import load_tokenizer
 from megatrain_cli.data.files import show_path
 from megatrain_cli.data.known import use_template
-from megatrain_cli.data.prepare import HowToPrepare, Prepared, Progress, prepare
+from megatrain_cli.data.prepare import HowToPrepare, Prepared, Progress, prepare, was_prepared
 from megatrain_cli.data.source import SourceFile
 from megatrain_cli.data.sources import find_sources
 
@@ -57,8 +57,7 @@ def load_data(
         ModelError: The model folder has no tokenizer.
         StorageError: The disk refused.
     """
-    tokenizer, data = load_tokenizer(Path(config.model.path)), config.data
-    use_template(tokenizer, data.template)
+    data, tokenizer = config.data, _tokenizer_of(config)
     sources = find_sources(data)
     prepared = prepare(
         sources,
@@ -69,3 +68,27 @@ def load_data(
         HowToPrepare(data.workers, data.cache_dir, progress, say),
     )
     return LoadedData(tokenizer, sources, prepared)
+
+
+def is_prepared(config: TrainConfig) -> bool:
+    """Whether `load_data` would find the rows in the cache; all files are read to tell.
+
+    Raises:
+        DataError: A file cannot be read.
+        ModelError: The model folder has no tokenizer.
+    """
+    data = config.data
+    return was_prepared(
+        find_sources(data),
+        _tokenizer_of(config),
+        Encoding(data.max_length, data.overlong, data.train_on_prompt),
+        data.on_bad_row,
+        data.max_bad_share,
+        HowToPrepare(data.workers, data.cache_dir),
+    )
+
+
+def _tokenizer_of(config: TrainConfig) -> "PreTrainedTokenizerBase":
+    tokenizer = load_tokenizer(Path(config.model.path))
+    use_template(tokenizer, config.data.template)
+    return tokenizer

@@ -98,6 +98,30 @@ def prepare(
     return _look_up(cache, key, job) or _make_locked(cache, key, job)
 
 
+def was_prepared(
+    sources: Sequence[SourceFile],
+    tokenizer: "PreTrainedTokenizerBase",
+    encoding: Encoding,
+    on_bad_row: OnBadRow,
+    max_bad_share: float,
+    how: HowToPrepare,
+) -> bool:
+    """Whether `prepare` would find these rows in the cache; all files are read to tell.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
+    if any(source.hub is not None for source in sources):
+        return False
+    contents = [hash_files(source) for source in sources]
+    num_bytes = sum(file.num_bytes for files in contents for file in files)
+    folder = _cache_folder(how, num_bytes)
+    if folder is None or not folder.is_dir():
+        return False
+    key = preparation_key(sources, contents, tokenizer, encoding, on_bad_row, max_bad_share)
+    return (folder / key).is_dir()
+
+
 def _look_up(cache: Cache, key: str, job: "_Job") -> Prepared | None:
     try:
         found = cache.open(key, job.names)
@@ -217,15 +241,22 @@ def num_cores() -> int:
 
 def _open_cache(how: HowToPrepare, num_bytes: int) -> Cache | None:
     """Where the rows are kept; None where they are not."""
-    if how.cache_dir is None:
+    folder = _cache_folder(how, num_bytes)
+    if folder is None:
         return None
     if how.cache_dir != "auto":
-        return Cache(how.cache_dir)
-    if num_bytes < SMALL_BYTES:
-        return None
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return Cache(folder)
     try:
-        return Cache(base / "megatrain" / "data")
+        return Cache(folder)
     except StorageError as error:  # nobody asked for that folder: a run needs none
         how.say(f"{error} They are prepared at each start.")
         return None
+
+
+def _cache_folder(how: HowToPrepare, num_bytes: int) -> Path | None:
+    if how.cache_dir != "auto":
+        return how.cache_dir
+    if num_bytes < SMALL_BYTES:
+        return None
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "megatrain" / "data"

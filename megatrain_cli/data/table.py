@@ -47,6 +47,12 @@ class Examples:
         """Tokens of each row, `(num_rows,)`."""
         return np.diff(self.offsets)
 
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays."""
+        arrays = (self.tokens, self.is_target, self.offsets, self.lines, self.files)
+        return sum(array.nbytes for array in arrays if array is not None)
+
     def row(self, i: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Token ids and labels of a row, both `(length,)`; labels are -100 where none is learnt."""
         part = slice(self.offsets[i], self.offsets[i + 1])

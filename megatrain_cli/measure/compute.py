@@ -1,4 +1,4 @@
-"""How fast the GPU multiplies, and computes a decoder layer forward and backward, in BF16."""
+"""How fast the GPU multiplies, and how fast it, or the cores, compute a decoder layer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -74,6 +74,17 @@ def measure_layer(device: torch.device, layer: Layer, stopwatch: Stopwatch, budg
     """Operations a second, counted as 6 x parameters x tokens, without `torch.compile`."""
     work = partial(layer.run, layer.module)
     return layer.flops / stopwatch.median(partial(_seconds, device, work), budget)
+
+
+def measure_cpu_layer(layer: Layer, stopwatch: Stopwatch, budget: float) -> float:
+    """The same of all cores that torch uses."""
+
+    def seconds() -> float:
+        began = stopwatch.clock()
+        layer.run(layer.module)
+        return stopwatch.clock() - began
+
+    return layer.flops / stopwatch.median(seconds, budget)
 
 
 def measure_compiled_layer(

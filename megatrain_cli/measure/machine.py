@@ -15,6 +15,7 @@ from megatrain_cli.measure.amounts import TOTAL_SECONDS, Amounts, thread_counts
 from megatrain_cli.measure.compute import (
     Layer,
     measure_compiled_layer,
+    measure_cpu_layer,
     measure_layer,
     measure_matmul,
 )
@@ -26,7 +27,7 @@ from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.model.backward import wake_backward
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.machine_file import VERSION, MachineFile
-from megatrain_cli.plan.rates import ComputeRates, MachineRates
+from megatrain_cli.plan.rates import NARROW_WIDTH, WIDE_WIDTH, ComputeRates, CpuRates, MachineRates
 from megatrain_cli.probe.facts import fingerprint, machine_facts
 from megatrain_cli.probe.machine import pci_address, probe_machine
 
@@ -35,6 +36,9 @@ T = TypeVar("T")
 # Seconds of each part after its warm-up. Together much less than the total, which leaves room to
 # warm up and to compile.
 _COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 2.0, 1.2, 2.0, 1.5, 1.5, 2.0, 0.4, 0.4
+
+# A row of the layers that are measured on the cores.
+_CPU_TOKENS = 256
 
 # A cold compile of the layer is not begun with less time left; it cannot be interrupted.
 _COMPILE_NEEDS = 15.0
@@ -75,7 +79,12 @@ def measure_machine(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         fingerprint=fingerprint(machine),
         # Without the cgroup's path: it may name a user or a job.
-        machine=replace(machine, rates=rates, host_source=machine.host_source.partition(" /")[0]),
+        machine=replace(
+            machine,
+            rates=rates,
+            host_source=machine.host_source.partition(" /")[0],
+            program_bytes=0,  # of this process, and no run's
+        ),
         facts=machine_facts(pci_address(machine)),
         notes=tuple(work.notes),
     )
@@ -102,6 +111,7 @@ class _Work:
         read = measure_read(amounts.copy_bytes, threads, watch, _READ)
         self.say("the optimizer")
         adam = measure_adam(amounts.adam_numel, threads, watch, _ADAM)
+        cpu = None if on_gpu else self._cpu()
         disk = self._try(
             "the disk", lambda: measure_disk(self.disk, amounts.disk_bytes, watch, _DISK)
         )
@@ -128,6 +138,23 @@ class _Work:
             lockable_refused=lockable is not None and lockable.refused,
             compute=compute,
             disk=disk,
+            cpu=cpu,
+        )
+
+    def _cpu(self) -> CpuRates:
+        self.say("a layer on the cores")
+
+        def rate(width: int, dtype: torch.dtype) -> float:
+            width = min(width, self.amounts.layer_width)
+            tokens = (1, min(_CPU_TOKENS, self.amounts.layer_tokens[1]))
+            layer = Layer(torch.device("cpu"), width, tokens, dtype)
+            return measure_cpu_layer(layer, self.stopwatch, _LAYER)
+
+        return CpuRates(
+            narrow_float32=rate(NARROW_WIDTH, torch.float32),
+            wide_float32=rate(WIDE_WIDTH, torch.float32),
+            narrow_bfloat16=rate(NARROW_WIDTH, torch.bfloat16),
+            wide_bfloat16=rate(WIDE_WIDTH, torch.bfloat16),
         )
 
     def _lockable(self) -> Lockable:

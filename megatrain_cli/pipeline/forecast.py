@@ -7,6 +7,7 @@ disturb each other: copies and updates share RAM.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from megatrain_cli.pipeline.ops import Event, Kind, Lane, Op
 
@@ -42,6 +43,13 @@ class Timeline:
     def seconds_until_loss(self) -> float:
         """From the first op of the compute lane until the loss is known."""
         return max(timed.end for timed in self.ops if timed.op.kind is Kind.LOSS)
+
+
+def play_in_turn(ops: Sequence[Op], seconds: Callable[[Op], float]) -> Timeline:
+    """Ops one after the other, as the CPU does them: a step is their sum."""
+    ends = list(accumulate(seconds(op) for op in ops))
+    timed = zip(ops, [0.0, *ends], ends, strict=False)
+    return Timeline(tuple(TimedOp(*one) for one in timed), ends[-1])
 
 
 def play(ops: Sequence[Op], seconds: Callable[[Op], float]) -> Timeline:

@@ -10,6 +10,7 @@ from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.plan.flops import LayerFlops, layer_flops
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.rates import MachineRates, rate_at
+from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.plan.tiles import DTYPE_BYTES
 
 # Bytes that an update reads and writes a parameter, by master; RAM bounds it, so the rate measured
@@ -65,23 +66,26 @@ class StepBounds:
         return {**asdict(self), "floor": self.floor, "binds": self.binds}
 
 
-def step_bounds(spec: ModelSpec, decisions: Decisions, machine: MachineSpec) -> StepBounds | None:
+def step_bounds(
+    spec: ModelSpec, decisions: Decisions, machine: MachineSpec, rows: RowFacts | None = None
+) -> StepBounds | None:
     """The bounds of one step; None for a machine that was not measured.
 
     Args:
         spec: The model.
         decisions: Of the plan.
         machine: With its rates.
+        rows: What is known of them: the CPU fills no row up.
     """
     rates = machine.rates
     if rates is None:
         return None
-    tokens = decisions.num_micro_batches * decisions.micro_batch_size * decisions.max_length
+    count, length = _rows_of(decisions, machine, rows)
+    tokens = round(count * length)
     compute = backward = None
-    # Rates are of BF16 on the GPU; FP32, or a CPU, is another thing.
-    if machine.has_cuda and decisions.dtype == "bfloat16" and rates.compute is not None:
-        speed = rates.compute.of_layers(spec.hidden_size, compiled=decisions.compiled)
-        work = [flops_of(spec, decisions, layer) for layer in range(len(spec.layers))]
+    speed = speed_of(spec, decisions, machine)
+    if speed is not None:
+        work = [flops_of(spec, decisions, machine, i, rows) for i in range(len(spec.layers))]
         # Recomputed layers make their forward once more.
         again = work[1 : len(work) - 1 - decisions.keep_layers]
         operations = sum(one.backward for one in work) + sum(one.forward for one in again)
@@ -101,11 +105,39 @@ def step_bounds(spec: ModelSpec, decisions: Decisions, machine: MachineSpec) -> 
     )
 
 
-def flops_of(spec: ModelSpec, decisions: Decisions, layer: int) -> LayerFlops:
+def speed_of(spec: ModelSpec, decisions: Decisions, machine: MachineSpec) -> float | None:
+    """Operations a second of this run's layers; None where they were not measured.
+
+    Rates of a GPU are of BF16 alone.
+    """
+    rates = machine.rates
+    if rates is None:
+        return None
+    if not machine.has_cuda:
+        cpu = rates.cpu
+        return None if cpu is None else cpu.of_layers(spec.hidden_size, decisions.dtype)
+    if decisions.dtype != "bfloat16" or rates.compute is None:
+        return None
+    return rates.compute.of_layers(spec.hidden_size, compiled=decisions.compiled)
+
+
+def flops_of(
+    spec: ModelSpec, decisions: Decisions, machine: MachineSpec, layer: int, rows: RowFacts | None
+) -> LayerFlops:
     """Operations of a layer over all rows of a step."""
-    rows = decisions.num_micro_batches * decisions.micro_batch_size
+    count, length = _rows_of(decisions, machine, rows)
     whole = decisions.attention != "packed"
-    return layer_flops(spec, layer, rows, decisions.max_length, whole=whole)
+    return layer_flops(spec, layer, count, round(length), whole=whole)
+
+
+def _rows_of(
+    decisions: Decisions, machine: MachineSpec, rows: RowFacts | None
+) -> tuple[int, float]:
+    """How many rows a step has, and how long they are: as planned, or on a CPU on average."""
+    count = decisions.num_micro_batches * decisions.micro_batch_size
+    if machine.has_cuda or rows is None:
+        return count, decisions.max_length
+    return count, max(1.0, rows.mean_tokens / count)
 
 
 def weights_in(spec: ModelSpec, num_slots: int) -> int:

@@ -9,6 +9,7 @@ from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.activations import Activations
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.measured import Measured
+from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.plan.tiles import DTYPE_BYTES, ComputeDtype, TileFormat
 from megatrain_cli.units import MIB, round_up
 
@@ -86,6 +87,8 @@ class Known:
         joined: How many micro-batches pass at once, once that was tried on the device.
         can_compile: False after `torch.compile` failed.
         length: Tokens of the longest row, rounded up for the kernels, once the data is known.
+        rows: What else the data says, once it is known.
+        rows_from: For a person, how far the data was looked at.
         measured: From the rehearsal, once it has been.
     """
 
@@ -93,6 +96,8 @@ class Known:
     joined: int | None = None
     can_compile: bool = True
     length: int | None = None
+    rows: RowFacts | None = None
+    rows_from: str = ""
     measured: Measured | None = None
 
 
@@ -132,6 +137,9 @@ def decide(
     longest = _longest_row(config, spec, known)
     body = spec.decoder_layers
     slab_numel = max(layout.numel for layout in layouts[1 : len(body) + 1])
+    # A step's pieces take slabs in turn, from the first on: more slabs than pieces would lie idle.
+    pieces = sum(-(-layout.numel // slab_numel) for layout in layouts)
+    num_slabs = min(num_slabs, pieces)
     ends = layouts[0].numel, layouts[-1].numel
     # A model with dropout stays eager: a compiled forward without a graph and one with a graph draw
     # other masks from the same seed, and a layer that is computed twice needs the same ones.

@@ -20,6 +20,8 @@ class MachineSpec:
         rates: As `megatrain probe` measured them; None where it has not, on this machine.
         rates_note: Where there are none, why, and what to do.
         origin: Where the numbers come from, for another machine than the one at hand.
+        program_bytes: Resident set of this process before it took anything for a run; 0 where that
+            is not known.
     """
 
     host_bytes: Count
@@ -31,6 +33,7 @@ class MachineSpec:
     rates: MachineRates | None = None
     rates_note: str = "run `megatrain probe` to see seconds"
     origin: str = ""
+    program_bytes: Count = 0
 
     @property
     def has_cuda(self) -> bool:

@@ -1,26 +1,35 @@
 """The bill: one function an owner of bytes, with its formula.
 
-Places are `host pageable`, `host pinned` and `device`. On the CPU the device's buffers are host
-memory too.
+Places are `host pageable`, `host mapped`, `host pinned` and `device`. On the CPU the device's
+buffers are host memory too. Mapped are pages of files: part of the resident set that is planned and
+measured, but nothing that a machine must have, as they leave when RAM is short.
+
+What no line has, because the peak of a run comes later: loading holds one layer's mapped file
+beside a store whose moments nobody has touched, and evaluating takes no more than a step.
 """
 
 from dataclasses import dataclass
 
-from megatrain_cli.model.layout import LayerLayout
-from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
-from megatrain_cli.plan.checkpoints import IO_CHUNK_BYTES, IO_CHUNKS
-from megatrain_cli.plan.decide import Decisions
-from megatrain_cli.plan.measured import Measured
-from megatrain_cli.plan.tiles import DTYPE_BYTES, PAGE_BYTES, slab_bytes, store_bytes
-from megatrain_cli.units import MIB, round_up, show_bytes
+from megatrain_cli.plan.checkpoints import IO_CHUNK_BYTES, IO_CHUNKS, LOOK_BYTES
+from megatrain_cli.plan.estimates import BACKWARD, Sizes, chunk_at_work, graph_bytes, layer_at_work
+from megatrain_cli.plan.tiles import PAGE_BYTES, slab_bytes, store_bytes
+from megatrain_cli.units import KIB, MIB, round_up, show_bytes
 
-PAGEABLE, PINNED, DEVICE = "host pageable", "host pinned", "device"
+PAGEABLE, MAPPED, PINNED, DEVICE = "host pageable", "host mapped", "host pinned", "device"
 
-# Interpreter, torch, transformers and Numba. CPU build of torch 2.13 on Linux x86-64: 423 MiB
-# before the store exists, then Numba's compiler and torch's buffers. CUDA build of torch 2.11 on an
-# H200, 2026-11-29: what the peak of a run that compiles left after its tiles (3B, 8 rows of 1024:
-# 2.23 GiB); eager runs from 0.5B to 7B left 1900 MiB at most.
-CPU_PROGRAM_BYTES = 550 * MIB
+# Interpreter, torch, transformers and tokenizer before a store exists; the process that plans looks
+# at itself, and this is for plans of another machine. CPU build of torch 2.13, Linux x86-64.
+CPU_PROGRAM_BYTES = 430 * MIB
+# What comes later on the CPU: Numba's kernels (44 MiB), threads, and code of torch's that is first
+# used in a step.
+CPU_LATER_BYTES = 60 * MIB
+# oneDNN, which computes BF16 on the CPU: its first use, and what it keeps for each length of rows
+# (8 MiB at width 512, 11 at 1024 for the products of a layer, and a head's), up to 1024 primitives,
+# of which a length takes 12. Torch 2.13, 2026-11-30.
+_ONEDNN_BYTES, _LENGTH_BYTES, _LENGTH_BYTES_WIDTH = 30 * MIB, 8.7 * MIB, 6.4 * KIB
+_MOST_LENGTHS = 1024 // 12
+# CUDA build of torch 2.11 on an H200, 2026-11-29: what the peak of a run that compiles left after
+# its tiles (3B, 8 rows of 1024: 2.23 GiB); eager runs from 0.5B to 7B left 1900 MiB at most.
 CUDA_PROGRAM_BYTES = 2300 * MIB
 # Context, cuBLAS workspaces and kernels: device memory in use less what torch had reserved, H200.
 CUDA_CONTEXT_BYTES = 840 * MIB
@@ -29,16 +38,13 @@ CUDA_CONTEXT_BYTES = 840 * MIB
 # with up to 64 such rows stayed below their bills.
 ALLOCATOR_BYTES = 1024 * MIB
 
-# Factors of the estimates below, from an H200, for plans made before anything is measured. Eager
-# norms keep FP32 copies of what they normalise, and a product's backward holds the gradients of
-# its inputs beside the graph.
-_GRAPH, _COMPILED_GRAPH, _BACKWARD = 1.5, 0.9, 1.3
 # Of kept activations: what many blocks of a few sizes leave unused between them.
-_FRAGMENTS = 0.01
-# Of kept activations: what host RAM was seen to grow by as more of the device is in use, likely for
-# the driver's tables of it. In the same runs of 3B, 8, 32 and 64 rows of 1024 took 45.6, 46.4 and
-# 47.5 GB of host RAM where 45.6 were billed without this: some 1 % of what the device kept.
-_DRIVER_TABLES = 0.01
+_FRAGMENTS, _HEAP_FRAGMENTS = 0.01, 0.05
+# Of the inputs of all decoder layers, kept or computed again: what host RAM was seen to grow by
+# with the tokens of a step. Fitted, not explained: it was 0.8 and 1.9 GB of 4.8 and 9.7 for 3B with
+# 32 and 64 rows of 1024, 8.5 of 26.3 for 7B with one row of 131072, and follows no device memory.
+# Nothing in our code holds it; the driver may.
+_SEEN_ON_HOST = 0.3
 
 _REGION_NAMES = {
     "weights": "weights",
@@ -60,45 +66,9 @@ class PlanLine:
     formula: str
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What the formulas are made of; without `measured`, some are estimates."""
-
-    spec: ModelSpec
-    layouts: tuple[LayerLayout, ...]
-    decisions: Decisions
-    on_gpu: bool
-    measured: Measured | None = None
-
-    @property
-    def width(self) -> int:
-        """Bytes of one element in the compute dtype."""
-        return DTYPE_BYTES[self.decisions.dtype]
-
-    @property
-    def num_recomputed(self) -> int:
-        """Decoder layers whose activations are computed again."""
-        return len(self.spec.decoder_layers) - self.decisions.keep_layers
-
-    @property
-    def device(self) -> str:
-        """Where device buffers are charged."""
-        return DEVICE if self.on_gpu else PAGEABLE
-
-    @property
-    def tokens(self) -> int:
-        """Of one micro-batch, padding included."""
-        return self.decisions.micro_batch_size * self.decisions.max_length
-
-    @property
-    def hidden_bytes(self) -> int:
-        """One micro-batch's hidden states."""
-        return self.tokens * self.spec.hidden_size * self.width
-
-    @property
-    def largest_numel(self) -> int:
-        """Elements of the largest run."""
-        return max(layout.numel for layout in self.layouts)
+def device_of(sizes: Sizes) -> str:
+    """Where device buffers are charged."""
+    return DEVICE if sizes.on_gpu else PAGEABLE
 
 
 def bill(sizes: Sizes) -> tuple[PlanLine, ...]:
@@ -106,9 +76,11 @@ def bill(sizes: Sizes) -> tuple[PlanLine, ...]:
     lines = [
         *tiles(sizes),
         program(sizes),
+        rows(sizes),
+        kernels(sizes),
         slabs(sizes),
         gateway(sizes),
-        driver_tables(sizes),
+        seen_on_host(sizes),
         bounce_pool(sizes),
         checkpoint_chunks(sizes),
         offloaded_inputs(sizes),
@@ -141,9 +113,28 @@ def tiles(sizes: Sizes) -> list[PlanLine]:
 
 
 def program(sizes: Sizes) -> PlanLine:
-    """The interpreter and its libraries."""
-    num_bytes = CUDA_PROGRAM_BYTES if sizes.on_gpu else CPU_PROGRAM_BYTES
-    return PlanLine("program and libraries", PAGEABLE, num_bytes, "measured once")
+    """The interpreter and its libraries: on the CPU as this process has them, and what follows."""
+    if sizes.on_gpu:
+        return PlanLine("program and libraries", PAGEABLE, CUDA_PROGRAM_BYTES, "measured once")
+    now = sizes.program_bytes or CPU_PROGRAM_BYTES
+    how = "this process's" if sizes.program_bytes else "measured once"
+    formula = f"{show_bytes(now)} {how} + {show_bytes(CPU_LATER_BYTES)}"
+    return PlanLine("program and libraries", PAGEABLE, now + CPU_LATER_BYTES, formula)
+
+
+def kernels(sizes: Sizes) -> PlanLine:
+    """BF16 on the CPU: kernels of oneDNN, made for each length of rows and kept."""
+    num_bytes = 0.0
+    if not sizes.on_gpu and sizes.rows is not None and sizes.decisions.dtype == "bfloat16":
+        each = _LENGTH_BYTES + _LENGTH_BYTES_WIDTH * sizes.spec.hidden_size
+        num_bytes = _ONEDNN_BYTES + min(sizes.rows.lengths, _MOST_LENGTHS) * each
+    return PlanLine("kernels", PAGEABLE, int(num_bytes), "oneDNN's, for each length of rows")
+
+
+def rows(sizes: Sizes) -> PlanLine:
+    """The arrays that rows lie in, once they are known: all pages are read to prove them."""
+    num_bytes = 0 if sizes.rows is None else sizes.rows.mapped_bytes
+    return PlanLine("rows", MAPPED, num_bytes, "tokens, targets and places of all rows")
 
 
 def slabs(sizes: Sizes) -> PlanLine:
@@ -161,11 +152,12 @@ def gateway(sizes: Sizes) -> PlanLine:
     return PlanLine("pinned staging", PINNED, num_bytes, "2 x largest layer")
 
 
-def driver_tables(sizes: Sizes) -> PlanLine:
-    """What the driver keeps in host RAM about device memory."""
-    share = _DRIVER_TABLES if sizes.on_gpu else 0
-    num_bytes = int(share * kept_activations(sizes).num_bytes)
-    return PlanLine("driver tables", PAGEABLE, num_bytes, f"{share:.0%} of kept activations")
+def seen_on_host(sizes: Sizes) -> PlanLine:
+    """What host RAM grows by with the tokens of a step on a GPU: fitted to runs."""
+    layers = len(sizes.spec.decoder_layers) if sizes.on_gpu else 0
+    inputs = layers * sizes.decisions.num_micro_batches * sizes.hidden_bytes
+    formula = f"{_SEEN_ON_HOST:.0%} of layers' inputs (seen, not explained)"
+    return PlanLine("host, by tokens", PAGEABLE, int(_SEEN_ON_HOST * inputs), formula)
 
 
 def bounce_pool(sizes: Sizes) -> PlanLine:
@@ -175,11 +167,15 @@ def bounce_pool(sizes: Sizes) -> PlanLine:
 
 
 def checkpoint_chunks(sizes: Sizes) -> PlanLine:
-    """Aligned buffers between tiles and disk; there for every run, as each is saved at its end."""
-    del sizes
-    num_bytes = IO_CHUNKS * IO_CHUNK_BYTES
-    formula = f"{IO_CHUNKS} x {show_bytes(IO_CHUNK_BYTES)}"
-    return PlanLine("checkpoint chunks", PAGEABLE, num_bytes, formula)
+    """What saving takes a thread; there for every run, as each is saved at its end.
+
+    Ordinary memory goes to the disk from where it lies, so that a thread only needs room to look
+    for what is not finite. Page-locked memory the system may refuse: then all passes through an
+    aligned buffer.
+    """
+    each = LOOK_BYTES + (IO_CHUNK_BYTES if sizes.on_gpu else 0)
+    formula = f"{IO_CHUNKS} x {show_bytes(each)}"
+    return PlanLine("checkpoint chunks", PAGEABLE, IO_CHUNKS * each, formula)
 
 
 def offloaded_inputs(sizes: Sizes) -> PlanLine:
@@ -196,13 +192,16 @@ def staging_buffers(sizes: Sizes) -> PlanLine:
     d = sizes.decisions
     num_bytes = (d.num_slots * d.slot_numel + d.ends_numel) * sizes.width
     formula = f"{d.num_slots} x largest decoder layer + embedding and head"
-    return PlanLine("staging buffers", sizes.device, num_bytes, formula)
+    return PlanLine("staging buffers", device_of(sizes), num_bytes, formula)
 
 
 def gradient_buffers(sizes: Sizes) -> PlanLine:
     """2 x largest layer: one fills while the other leaves."""
     return PlanLine(
-        "gradient buffers", sizes.device, 2 * sizes.largest_numel * sizes.width, "2 x largest layer"
+        "gradient buffers",
+        device_of(sizes),
+        2 * sizes.largest_numel * sizes.width,
+        "2 x largest layer",
     )
 
 
@@ -213,7 +212,7 @@ def gradient_sums(sizes: Sizes) -> PlanLine:
     numel = sizes.spec.head.numel + tied
     if sizes.decisions.num_micro_batches > 1:
         numel += max(layout.numel for layout in layouts[:-1])
-    return PlanLine("gradient sums", sizes.device, 4 * numel, "4 B x (head + largest layer)")
+    return PlanLine("gradient sums", device_of(sizes), 4 * numel, "4 B x (head + largest layer)")
 
 
 def layer_inputs(sizes: Sizes) -> PlanLine:
@@ -224,7 +223,7 @@ def layer_inputs(sizes: Sizes) -> PlanLine:
         count += min(2, sizes.num_recomputed) - sizes.num_recomputed
     count *= d.num_micro_batches
     return PlanLine(
-        "layer inputs", sizes.device, count * sizes.hidden_bytes, f"{count} x B x T x D"
+        "layer inputs", device_of(sizes), count * sizes.hidden_bytes, f"{count} x B x T x D"
     )
 
 
@@ -232,64 +231,30 @@ def output_gradients(sizes: Sizes) -> PlanLine:
     """One hidden state a micro-batch."""
     count = sizes.decisions.num_micro_batches
     num_bytes = count * sizes.hidden_bytes
-    return PlanLine("output gradients", sizes.device, num_bytes, f"{count} x B x T x D")
+    return PlanLine("output gradients", device_of(sizes), num_bytes, f"{count} x B x T x D")
 
 
 def kept_activations(sizes: Sizes) -> PlanLine:
-    """Kept layers x micro-batches x what one layer's backward needs (see `graph_bytes`)."""
-    d = sizes.decisions
+    """Kept layers x tokens of a step x what one layer's backward needs (see `graph_bytes`)."""
     kept = sizes.spec.decoder_layers[sizes.num_recomputed :]
-    num_bytes = d.num_micro_batches * sum(graph_bytes(sizes, layer) for layer in kept)
+    graphs = sum(graph_bytes(sizes, layer) for layer in kept)
+    num_bytes = -(-graphs * sizes.step_tokens // sizes.tokens)
     how = "measured" if sizes.measured else "estimated"
-    return PlanLine(
-        "kept activations",
-        sizes.device,
-        num_bytes,
-        f"{d.keep_layers} layers x {d.num_micro_batches} x graph of one, {how}",
-    )
+    formula = f"{len(kept)} layers x graph of {sizes.step_tokens} tokens, {how}"
+    return PlanLine("kept activations", device_of(sizes), num_bytes, formula)
 
 
 def working_set(sizes: Sizes) -> PlanLine:
     """One layer at work: its graph and backward, its parameters' gradients, some hidden states."""
-    how = "measured" if sizes.measured else f"{_BACKWARD} x graph + gradients + 4 x B x T x D"
-    return PlanLine("one layer at work", sizes.device, _layer_at_work(sizes), how)
+    how = "measured" if sizes.measured else f"{BACKWARD} x graph + gradients + 4 x B x T x D"
+    return PlanLine("one layer at work", device_of(sizes), layer_at_work(sizes), how)
 
 
 def head_chunk(sizes: Sizes) -> PlanLine:
     """One chunk of the head at work, as far as it needs more than one layer does."""
-    num_bytes = max(0, _chunk_at_work(sizes) - _layer_at_work(sizes))
+    num_bytes = max(0, chunk_at_work(sizes) - layer_at_work(sizes))
     how = "measured" if sizes.measured else "logits + gradients"
-    return PlanLine("head chunk", sizes.device, num_bytes, f"{how}, beyond a layer")
-
-
-def _layer_at_work(sizes: Sizes) -> int:
-    layers = sizes.spec.decoder_layers
-    if sizes.measured:
-        peaks = (
-            # The graph of a kept layer is on that bill.
-            sizes.measured.layer_of(layer.kind, sizes.tokens)
-            - (0 if sizes.num_recomputed else graph_bytes(sizes, layer))
-            for layer in layers
-        )
-        return max(peaks)
-    graph = max(graph_bytes(sizes, layer) for layer in layers)
-    gradients = sizes.largest_numel * sizes.width
-    return int(_BACKWARD * graph) + gradients + 4 * sizes.hidden_bytes
-
-
-def _chunk_at_work(sizes: Sizes) -> int:
-    """Logits of a chunk, the weight's gradient, and the positions' hidden states.
-
-    Eager, logits and their gradient in the compute dtype and FP32; compiled, one copy of both in
-    the compute dtype.
-    """
-    if sizes.measured:
-        return sizes.measured.head_bytes
-    d = sizes.decisions
-    logits = min(d.head_chunk, sizes.tokens) * sizes.spec.vocab_size * (2 * sizes.width + 2 * 4)
-    logits = max(logits, d.whole_chunk * sizes.spec.vocab_size * sizes.width)
-    weight = sizes.spec.vocab_size * sizes.spec.hidden_size * sizes.width
-    return logits + weight + 2 * sizes.hidden_bytes
+    return PlanLine("head chunk", device_of(sizes), num_bytes, f"{how}, beyond a layer")
 
 
 def cuda_context(sizes: Sizes) -> PlanLine:
@@ -299,33 +264,11 @@ def cuda_context(sizes: Sizes) -> PlanLine:
 
 
 def allocator(sizes: Sizes) -> PlanLine:
-    """What the caching allocator keeps and nobody uses."""
-    kept = int(_FRAGMENTS * kept_activations(sizes).num_bytes)
-    num_bytes = ALLOCATOR_BYTES + kept if sizes.on_gpu else 0
-    formula = f"{show_bytes(ALLOCATOR_BYTES)} + {_FRAGMENTS:.0%} of kept activations"
-    return PlanLine("allocator slack", DEVICE, num_bytes, formula)
-
-
-def graph_bytes(sizes: Sizes, layer: LayerSpec) -> int:
-    """What autograd keeps of one layer and micro-batch; an estimate if it was not measured.
-
-    Every matrix product keeps its input, and what follows it keeps its output: (in + out) elements
-    a token, and half as much again for eager norms; compiled ones are computed again. Of experts
-    this is so for each one that a token meets. Attention that is not fused also keeps its T x T
-    scores, in FP32 and twice.
-    """
-    if sizes.measured:
-        return sizes.measured.graph_of(layer.kind, sizes.tokens)
-    d = sizes.decisions
-    per_token = sum(map(_in_and_out, layer.params))
-    tokens = sizes.tokens
-    num_bytes = int((_COMPILED_GRAPH if d.compiled else _GRAPH) * tokens * per_token * sizes.width)
-    if d.attention == "eager":
-        num_bytes += 2 * 4 * tokens * d.max_length * sizes.spec.num_heads
-    return num_bytes
-
-
-def _in_and_out(param: ParamSpec) -> int:
-    """Inputs and outputs of a token's products with one parameter; 0 if it is no matrix."""
-    shape = param.shape[1:] if param.visited else param.shape
-    return max(1, param.visited) * sum(shape[-2:]) if len(shape) >= 2 else 0
+    """What torch's caching allocator, or on the CPU glibc's heap, keeps and nobody uses."""
+    share = _FRAGMENTS if sizes.on_gpu else _HEAP_FRAGMENTS
+    num_bytes = int(share * kept_activations(sizes).num_bytes)
+    formula = f"{share:.0%} of kept activations"
+    if sizes.on_gpu:
+        num_bytes += ALLOCATOR_BYTES
+        formula = f"{show_bytes(ALLOCATOR_BYTES)} + {formula}"
+    return PlanLine("allocator slack", device_of(sizes), num_bytes, formula)

@@ -10,8 +10,9 @@ from megatrain_cli.plan.activations import choose_activations
 from megatrain_cli.plan.checkpoints import checkpoint_bytes, kept_checkpoints, pool_bytes
 from megatrain_cli.plan.cost import StepBounds, step_bounds
 from megatrain_cli.plan.decide import Decisions, Known, decide, ways_to_join
+from megatrain_cli.plan.estimates import Sizes
 from megatrain_cli.plan.machine import MachineSpec
-from megatrain_cli.plan.memory import DEVICE, PlanLine, Sizes, bill
+from megatrain_cli.plan.memory import DEVICE, MAPPED, PlanLine, bill
 from megatrain_cli.plan.remedies import advise, device_ways, host_ways
 from megatrain_cli.plan.tiles import DTYPE_BYTES
 from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, has_room, verdict_line
@@ -66,7 +67,8 @@ class RunPlan:
     @property
     def places(self) -> dict[str, tuple[int, int]]:
         """Bytes that are needed and bytes that may be taken, by place."""
-        found = {"host RAM": (self.host_bytes, self.machine.host_bytes)}
+        needed = _total(self.lines, device=False)
+        found = {"host RAM": (needed, self.machine.host_bytes)}
         if self.machine.has_cuda:
             found["GPU memory"] = (self.device_bytes, self.machine.device_bytes)
         return found
@@ -78,8 +80,8 @@ class RunPlan:
 
     @property
     def host_bytes(self) -> int:
-        """All host memory, pinned and pageable."""
-        return _total(self.lines, device=False)
+        """The peak resident set: all host memory, with pages of files that could leave."""
+        return sum(line.num_bytes for line in self.lines if line.place != DEVICE)
 
     @property
     def device_bytes(self) -> int:
@@ -114,7 +116,17 @@ def make_plan(
     """Decide and add up. Never raises for a run that does not fit: see `shortfalls`."""
 
     def lines_of(decisions: Decisions) -> tuple[PlanLine, ...]:
-        return bill(Sizes(spec, layouts, decisions, machine.has_cuda, known.measured))
+        return bill(
+            Sizes(
+                spec,
+                layouts,
+                decisions,
+                machine.has_cuda,
+                known.measured,
+                known.rows,
+                machine.program_bytes,
+            )
+        )
 
     def fits(decisions: Decisions) -> bool:
         lines = lines_of(decisions)
@@ -202,7 +214,7 @@ def make_plan(
             f"{show_bytes(machine.device_bytes)} is free: "
             f"{show_bytes(device - machine.device_bytes)} are missing. {advice}"
         )
-    bounds = step_bounds(spec, decisions, machine)
+    bounds = step_bounds(spec, decisions, machine, known.rows)
     checkpoint = checkpoint_bytes(spec, decisions.tile_format)
     kept = kept_checkpoints(config.checkpoint, config.train.max_steps)
     return RunPlan(
@@ -215,6 +227,7 @@ def make_plan(
         tuple(shortfalls),
         (
             *_summary(config, spec, decisions, machine),
+            *((("rows", known.rows_from),) if known.rows_from else ()),
             ("checkpoint", _checkpoint_text(config, decisions, checkpoint, kept)),
             *_speed(config, machine, bounds),
         ),
@@ -228,7 +241,9 @@ def make_plan(
 
 
 def _total(lines: Sequence[PlanLine], *, device: bool) -> int:
-    return sum(line.num_bytes for line in lines if (line.place == DEVICE) == device)
+    """What a place must have: pages of files leave where RAM is short."""
+    needed = [line for line in lines if line.place != MAPPED]
+    return sum(line.num_bytes for line in needed if (line.place == DEVICE) == device)
 
 
 def _summary(

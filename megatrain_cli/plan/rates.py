@@ -66,6 +66,37 @@ class ComputeRates:
         return 1 / (product + (1 / measured - product) * LAYER_WIDTH / hidden_size)
 
 
+NARROW_WIDTH, WIDE_WIDTH = 512, 2048
+"""Hidden sizes of the decoder layers that are measured on the CPU."""
+
+
+@dataclass(frozen=True)
+class CpuRates:
+    """Operations a second of all cores in a decoder layer, forward and backward, eager.
+
+    Counted as 6 x parameters x tokens, of layers of `NARROW_WIDTH` and `WIDE_WIDTH`.
+    """
+
+    narrow_float32: Rate
+    wide_float32: Rate
+    narrow_bfloat16: Rate
+    wide_bfloat16: Rate
+
+    def of_layers(self, hidden_size: int, dtype: str) -> float:
+        """Of another width; `dtype` is the compute dtype.
+
+        The time an operation takes is a part that stays and one that falls as the width grows, as
+        products take its square and all else follows the width.
+        """
+        narrow, wide = self.narrow_float32, self.wide_float32
+        if dtype == "bfloat16":
+            narrow, wide = self.narrow_bfloat16, self.wide_bfloat16
+        slope = (1 / narrow - 1 / wide) / (1 / NARROW_WIDTH - 1 / WIDE_WIDTH)
+        # Two measurements that scatter must not give an operation that takes no time.
+        least = 1 / (2 * max(narrow, wide))
+        return 1 / max(1 / wide + slope * (1 / hidden_size - 1 / WIDE_WIDTH), least)
+
+
 @dataclass(frozen=True)
 class DiskRates:
     """One large file, in bytes a second.
@@ -92,6 +123,8 @@ class MachineRates:
         adam: Parameters updated by threads, with `fp32_split` masters and BF16 gradients.
         lockable_bytes: That were page-locked at once when it was tried.
         lockable_refused: Whether the driver refused more; otherwise more was not tried.
+        compute: Of the GPU.
+        cpu: Of a machine that computes on its cores; None where there is a GPU.
     """
 
     link: Annotated[tuple[LinkRate, ...], Field(min_length=1)] | None
@@ -103,6 +136,7 @@ class MachineRates:
     lockable_refused: bool
     compute: ComputeRates | None
     disk: DiskRates | None
+    cpu: CpuRates | None = None
 
     def burst_bytes(self, target_utilization: float) -> int | None:
         """The smallest copy to the device from which on all reach this share of the link's peak.

@@ -1,6 +1,7 @@
 """The machine at hand: what may be taken of its RAM and cores, and its GPU."""
 
 from dataclasses import replace
+from functools import cache
 from operator import attrgetter
 
 import torch
@@ -10,6 +11,7 @@ from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.machine_file import default_path, load_machine_file
 from megatrain_cli.probe.cgroup import host_memory, usable_cores
 from megatrain_cli.probe.facts import fingerprint
+from megatrain_cli.probe.peaks import host_resident_bytes
 
 
 def probe_machine(device: str = "auto") -> MachineSpec:
@@ -24,7 +26,7 @@ def probe_machine(device: str = "auto") -> MachineSpec:
     host_bytes, source = host_memory()
     cores = usable_cores()
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return MachineSpec(host_bytes, source, cores, "cpu")
+        return MachineSpec(host_bytes, source, cores, "cpu", program_bytes=_program_bytes())
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = int(device.partition(":")[2] or 0)
     if index >= count:
@@ -45,6 +47,12 @@ def pci_address(machine: MachineSpec) -> str | None:
     # By name, as torch's type stubs leave these out.
     domain, bus, place = attrgetter("pci_domain_id", "pci_bus_id", "pci_device_id")(found)
     return f"{domain:04x}:{bus:02x}:{place:02x}.0"
+
+
+@cache
+def _program_bytes() -> int:
+    """Of this process when it first asked: later there may be a store."""
+    return host_resident_bytes() or 0
 
 
 def with_rates(machine: MachineSpec) -> MachineSpec:

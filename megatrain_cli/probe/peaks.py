@@ -6,14 +6,14 @@ from pathlib import Path
 import torch
 
 
+def host_resident_bytes(status: Path = Path("/proc/self/status")) -> int | None:
+    """The resident set now; None where the system does not tell."""
+    return _field("VmRSS", status)
+
+
 def host_peak_bytes(status: Path = Path("/proc/self/status")) -> int | None:
     """The peak resident set; None where the system does not tell."""
-    try:
-        text = status.read_text()
-    except OSError:
-        return None
-    found = re.search(r"^VmHWM:\s+(\d+) kB", text, re.MULTILINE)
-    return None if found is None else int(found[1]) * 1024
+    return _field("VmHWM", status)
 
 
 def gpu_peak_bytes() -> int:
@@ -26,3 +26,12 @@ def gpu_peak_bytes() -> int:
     free, total = torch.cuda.mem_get_info()
     beside = total - free - torch.cuda.memory_reserved()
     return int(torch.cuda.max_memory_reserved() + beside)
+
+
+def _field(name: str, status: Path) -> int | None:
+    try:
+        text = status.read_text()
+    except OSError:
+        return None
+    found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
+    return None if found is None else int(found[1]) * 1024

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megatrain_cli.plan.machine_file import MachineFacts, MachineFile
-from megatrain_cli.plan.rates import MachineRates, ThreadRate
+from megatrain_cli.plan.rates import NARROW_WIDTH, WIDE_WIDTH, MachineRates, ThreadRate
 from megatrain_cli.report.plan_view import print_table, say
 from megatrain_cli.units import show_bytes
 
@@ -75,11 +75,19 @@ def _rate_rows(rates: MachineRates) -> Iterator[tuple[str, str]]:
     if rates.compute is None:
         yield "compute", _ABSENT
     else:
-        found = rates.compute
-        yield "matrix product", f"{found.matmul / 1e12:.4g} TFLOPS"
-        compiled = found.compiled_layer
+        gpu = rates.compute
+        yield "matrix product", f"{gpu.matmul / 1e12:.4g} TFLOPS"
+        compiled = gpu.compiled_layer
         also = "compiled " + (_ABSENT if compiled is None else f"{compiled / 1e12:.4g} TFLOPS")
-        yield "decoder layer", f"{found.layer / 1e12:.4g} TFLOPS, {also}"
+        yield "decoder layer", f"{gpu.layer / 1e12:.4g} TFLOPS, {also}"
+    if rates.cpu is not None:
+        cpu = rates.cpu
+        for name, narrow, wide in (
+            ("FP32", cpu.narrow_float32, cpu.wide_float32),
+            ("BF16", cpu.narrow_bfloat16, cpu.wide_bfloat16),
+        ):
+            found = f"{wide / 1e9:.4g} GFLOPS at width {WIDE_WIDTH}, {narrow / 1e9:.4g} at"
+            yield f"layer on the cores, {name}", f"{found} {NARROW_WIDTH}"
     if rates.disk is None:
         yield "disk", _ABSENT
     else:

@@ -9,8 +9,7 @@ import torch
 
 from megatrain_cli.config.load import LoadedConfig
 from megatrain_cli.config.schema import TrainConfig
-from megatrain_cli.data.table import Examples
-from megatrain_cli.errors import DeviceError, ModelError, PlanError
+from megatrain_cli.errors import DeviceError, PlanError
 from megatrain_cli.model.discover import discover
 from megatrain_cli.model.functions import Functions
 from megatrain_cli.model.initial import RandomLayers
@@ -40,7 +39,7 @@ from megatrain_cli.probe.machine import probe_machine, with_rates
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.store.load import fill_random, fill_store
 from megatrain_cli.store.master import MasterStore
-from megatrain_cli.store.source import SafetensorsSource
+from megatrain_cli.train.model_folder import weights_of
 
 ORDINARY_MEMORY = "Going on with ordinary memory and pinned staging: slower copies."
 
@@ -103,6 +102,11 @@ def prepare(
 def schedule_of(plan: RunPlan) -> tuple[Op, ...]:
     """The ops of one step of a planned run."""
     return build_schedule(_shape(plan))
+
+
+def evaluation_of(plan: RunPlan) -> tuple[Op, ...]:
+    """The ops of an evaluation of as many rows as a step has."""
+    return build_with_evaluation(_shape(plan))[1]
 
 
 def update_order(plan: RunPlan) -> tuple[int, ...]:
@@ -240,42 +244,6 @@ def build_executor(
             torch.cuda.current_stream().synchronize()
         stack.pop_all()
     return executor
-
-
-def check_examples(examples: Examples, skeleton: Skeleton, folder: Path) -> None:
-    """Refuse rows that the model has no tokens or no positions for.
-
-    Raises:
-        ModelError: The tokenizer belongs to another model, or a row is longer than the model goes.
-    """
-    longest, limit = int(examples.lengths.max()), skeleton.spec.max_positions
-    if limit is not None and longest > limit:
-        raise ModelError(
-            f"The longest row has {longest} tokens and {skeleton.spec.architecture} in {folder} "
-            f"has {limit} positions. Set `data.max_length: {limit}`."
-        )
-    largest = int(examples.tokens.max())
-    if largest >= skeleton.spec.vocab_size:
-        raise ModelError(
-            f"The tokenizer in {folder} gives token {largest} and the model's vocabulary has "
-            f"{skeleton.spec.vocab_size} entries: they do not belong together."
-        )
-
-
-def weights_of(config: TrainConfig, skeleton: Skeleton) -> SafetensorsSource:
-    """The folder's weights, of which names, shapes and dtypes alone have been read.
-
-    Raises:
-        ModelError: They and the model's parameters do not match.
-        CorruptError: A file is damaged.
-    """
-    return SafetensorsSource(
-        Path(config.model.path),
-        skeleton.spec,
-        base_prefix=skeleton.base_prefix,
-        ignored=skeleton.ignored_keys,
-        aliases=skeleton.aliases,
-    )
 
 
 def _discover(config: TrainConfig, to_train: bool) -> Skeleton:

@@ -12,8 +12,9 @@ from megatrain_cli.train.assemble import Engine
 from megatrain_cli.train.forecast import forecast
 from megatrain_cli.units import show_bytes
 
-# A plan further off than this is said to be so.
-BYTES_OFF, SECONDS_OFF = 0.05, 0.15
+# A plan further off than this is said to be so. Bytes that were not planned may end a run, those
+# that were not needed cost little.
+BYTES_OVER, BYTES_UNDER, SECONDS_OFF = 0.05, 0.02, 0.15
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,6 @@ class Compared:
     name: str
     planned: float | None
     measured: float
-    tolerance: float
     is_bytes: bool = True
 
     def text(self) -> str:
@@ -33,10 +33,17 @@ class Compared:
 
     @property
     def off(self) -> float:
-        """How far above the plan the run was, as a share of the plan; below 0: under it."""
+        """How far above the run the plan was, as a share of the run; below 0: under it."""
         if self.planned is None:
             return 0.0
-        return self.measured / self.planned - 1
+        return self.planned / self.measured - 1
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the plan was as near as a plan is meant to be."""
+        if not self.is_bytes:
+            return abs(self.off) <= SECONDS_OFF
+        return -BYTES_UNDER <= self.off <= BYTES_OVER
 
     def _show(self, value: float) -> str:
         return show_bytes(round(value)) if self.is_bytes else f"{value:.3g} s"
@@ -62,14 +69,14 @@ def measured_beside_planned(
     figures = []
     host = host_peak_bytes()
     if host is not None:
-        figures.append(Compared("host RAM", plan.host_bytes, host, BYTES_OFF))
+        figures.append(Compared("host RAM", plan.host_bytes, host))
     if plan.machine.has_cuda:
-        figures.append(Compared("GPU memory", plan.device_bytes, gpu_peak_bytes(), BYTES_OFF))
+        figures.append(Compared("GPU memory", plan.device_bytes, gpu_peak_bytes()))
     if step_seconds:
         expected = forecast(plan, spec, None, None)
         planned = None if expected is None else expected.step_seconds
         middle = median(step_seconds[1:] or step_seconds)
-        figures.append(Compared("a step", planned, middle, SECONDS_OFF, is_bytes=False))
+        figures.append(Compared("a step", planned, middle, is_bytes=False))
     return lines_of(figures)
 
 
@@ -93,11 +100,11 @@ def lines_of(figures: Sequence[Compared]) -> list[str]:
     if not figures:
         return []
     lines = ["; ".join(figure.text() for figure in figures)]
-    wrong = [figure for figure in figures if abs(figure.off) > figure.tolerance]
+    wrong = [figure for figure in figures if not figure.is_right]
     if wrong:
         parts = (
-            f"{figure.name} was {abs(figure.off):.0%} {'more' if figure.off > 0 else 'less'}"
+            f"{abs(figure.off):.0%} too {'much' if figure.off > 0 else 'little'} for {figure.name}"
             for figure in wrong
         )
-        lines.append(f"not as planned: {', '.join(parts)} than the plan said")
+        lines.append(f"not as planned: the plan had {', '.join(parts)}")
     return lines

@@ -1,13 +1,13 @@
 """All that a run settles before it takes memory: config, rows, plan. Nothing of it stays."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from megatrain_cli.config.load import LoadedConfig
-from megatrain_cli.plan.plan import make_plan
 from megatrain_cli.report.console import RunConsole
-from megatrain_cli.train.assemble import check_examples, prepare, weights_of
+from megatrain_cli.train.assemble import prepare
 from megatrain_cli.train.forecast import forecast
+from megatrain_cli.train.look_ahead import with_rows
+from megatrain_cli.train.model_folder import check_examples, weights_of
 from megatrain_cli.train.preparation import refuse_what_does_not_fit, show_rows
 from megatrain_cli.train.rows import load_rows
 
@@ -36,10 +36,10 @@ def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
     if rows.evaluation is not None:
         check_examples(rows.evaluation.documents.examples, skeleton, Path(config.model.path))
     show_rows(rows, console)
-    known = replace(plan.known, length=rows.longest)
-    plan = make_plan(config, skeleton.spec, skeleton.layouts, plan.machine, known)
+    plan = with_rows(config, skeleton, plan, rows)
     console.plan(plan)
-    expected = forecast(plan, skeleton.spec, rows.total_steps, config.checkpoint.save_steps)
+    saves = config.checkpoint.save_steps
+    expected = forecast(plan, skeleton.spec, rows.total_steps, saves, config.eval)
     for line in expected.lines() if expected else ():
         console.note(line)
     refuse_what_does_not_fit(plan)

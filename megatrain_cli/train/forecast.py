@@ -1,16 +1,19 @@
 """How long a planned run takes on a machine that was measured: steps, saves, all of it."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from megatrain_cli.config.schema import EvalSection
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.pipeline.copying import COPY_THREADS
-from megatrain_cli.pipeline.forecast import Timeline, play
+from megatrain_cli.pipeline.forecast import Timeline, play, play_in_turn
 from megatrain_cli.pipeline.ops import Kind, Op
-from megatrain_cli.plan.cost import flops_of
+from megatrain_cli.plan.cost import flops_of, speed_of
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.plan.rates import LinkRate, MachineRates, rate_at
+from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.plan.tiles import DTYPE_BYTES
-from megatrain_cli.train.assemble import schedule_of
+from megatrain_cli.train.assemble import evaluation_of, schedule_of
 from megatrain_cli.units import show_duration
 
 # Of an op that moves a few bytes and waits for nothing: what it takes to issue it.
@@ -30,8 +33,9 @@ class Forecast:
         save_seconds: One checkpoint's writing; None where the disk was not measured.
         stall_seconds: Of it, what training waits for: all that the pool cannot take and one step
             cannot hide.
-        run_seconds: All steps, and what saves hold up; None where the number of steps depends on
-            the data.
+        eval_seconds: One evaluation; None where there is none, or its rows are not known.
+        run_seconds: All steps, what saves hold up, and evaluations whose rows are known; None where
+            the number of steps depends on the data.
     """
 
     step_seconds: float
@@ -41,6 +45,7 @@ class Forecast:
     tflops: float
     save_seconds: float | None
     stall_seconds: float | None
+    eval_seconds: float | None
     run_seconds: float | None
 
     def lines(self) -> list[str]:
@@ -55,6 +60,8 @@ class Forecast:
                 f"a checkpoint takes about {self.save_seconds:.3g} s to write, of which training "
                 f"waits {self.stall_seconds:.3g} s"
             )
+        if self.eval_seconds is not None:
+            found.append(f"an evaluation takes about {show_duration(self.eval_seconds)}")
         if self.run_seconds is not None:
             found.append(f"the run takes about {show_duration(self.run_seconds)}")
         return found
@@ -65,7 +72,11 @@ class Forecast:
 
 
 def forecast(
-    plan: RunPlan, spec: ModelSpec, max_steps: int | None, save_steps: int | None
+    plan: RunPlan,
+    spec: ModelSpec,
+    max_steps: int | None,
+    save_steps: int | None,
+    evaluated: EvalSection | None = None,
 ) -> Forecast | None:
     """Play the plan's schedule with the machine's rates; None where compute was not measured.
 
@@ -74,6 +85,7 @@ def forecast(
         spec: Its model.
         max_steps: Of the run; None where epochs are counted.
         save_steps: Steps between checkpoints; None for one at the end.
+        evaluated: When the run is evaluated, if it has rows for that.
     """
     timeline, rates = timeline_of(plan, spec), plan.machine.rates
     if timeline is None or rates is None or plan.bounds is None:
@@ -82,6 +94,10 @@ def forecast(
     step = timeline.step_seconds
     loss = timeline.seconds_until_loss()
     save = stall = run = None
+    known = plan.known.rows
+    judged = None if known is None or not known.eval_rows else _eval_seconds(plan, spec, known)
+    if max_steps is None and known is not None:
+        max_steps = known.total_steps
     if rates.disk is not None:
         save = plan.checkpoint_bytes / rates.disk.write
         pooled = d.pool_bytes / plan.checkpoint_bytes
@@ -89,6 +105,7 @@ def forecast(
     if max_steps is not None:
         saves = max_steps // save_steps if save_steps else 0
         run = max_steps * step + saves * (stall or 0.0) + (save or 0.0)
+        run += (judged or 0.0) * _evaluations(evaluated or EvalSection(), max_steps)
     return Forecast(
         step_seconds=step,
         forward_seconds=loss,
@@ -97,6 +114,7 @@ def forecast(
         tflops=plan.bounds.flops / step / 1e12,
         save_seconds=save,
         stall_seconds=stall,
+        eval_seconds=judged,
         run_seconds=run,
     )
 
@@ -104,9 +122,29 @@ def forecast(
 def timeline_of(plan: RunPlan, spec: ModelSpec) -> Timeline | None:
     """The ops of a step with their seconds; None where compute or link was not measured."""
     rates = plan.machine.rates
-    if rates is None or plan.bounds is None or plan.bounds.compute is None or rates.link is None:
+    if rates is None or plan.bounds is None or plan.bounds.compute is None:
         return None
-    return play(schedule_of(plan), _Durations(plan, spec, rates))
+    if plan.machine.has_cuda and rates.link is None:
+        return None
+    return _player(plan)(schedule_of(plan), _Durations(plan, spec, rates))
+
+
+def _player(plan: RunPlan) -> Callable[[Sequence[Op], Callable[[Op], float]], Timeline]:
+    return play if plan.machine.has_cuda else play_in_turn
+
+
+def _eval_seconds(plan: RunPlan, spec: ModelSpec, rows: RowFacts) -> float:
+    """One evaluation: as many passes as its rows take, each of as many rows as a step's."""
+    rates, d = plan.machine.rates, plan.decisions
+    assert rates is not None
+    one = _player(plan)(evaluation_of(plan), _Durations(plan, spec, rates)).step_seconds
+    return one * rows.eval_rows / (d.num_micro_batches * d.micro_batch_size)
+
+
+def _evaluations(asked: EvalSection, steps: int) -> int:
+    """How many a run makes: see `Evaluations`."""
+    every = 0 if asked.steps is None else (steps - 1) // asked.steps
+    return every + 1 + asked.at_start
 
 
 def _end_of_backward(timeline: Timeline) -> float:
@@ -119,9 +157,11 @@ class _Durations:
     def __init__(self, plan: RunPlan, spec: ModelSpec, rates: MachineRates) -> None:
         self._plan, self._spec, self._rates = plan, spec, rates
         d = plan.decisions
-        assert rates.compute is not None
-        self._flops_per_second = rates.compute.of_layers(spec.hidden_size, compiled=d.compiled)
-        self._flops = [flops_of(spec, d, layer) for layer in range(len(spec.layers))]
+        speed = speed_of(spec, d, plan.machine)
+        assert speed is not None
+        self._flops_per_second = speed
+        rows, layers = plan.known.rows, range(len(spec.layers))
+        self._flops = [flops_of(spec, d, plan.machine, layer, rows) for layer in layers]
         self._width = DTYPE_BYTES[d.dtype]
         assert plan.bounds is not None
         # Of all updates together, at the rate of this run's masters and threads.
@@ -141,9 +181,10 @@ class _Durations:
             case Kind.FORWARD | Kind.RECOMPUTE | Kind.SCORE:
                 return self._compute(self._flops[op.layer].forward)
             case Kind.BACKWARD:
-                return self._compute(self._flops[op.layer].backward)
+                return self._compute(self._flops[op.layer].backward) + self._sums(op)
             case Kind.LOSS:
-                return self._compute(self._flops[op.layer].forward + self._flops[op.layer].backward)
+                both = self._flops[op.layer].forward + self._flops[op.layer].backward
+                return self._compute(both) + self._sums(op)
             case Kind.ACCUMULATE:
                 num_bytes = self._numel(op) * self._width
                 return num_bytes / rate_at(self._rates.copy, COPY_THREADS)
@@ -170,7 +211,28 @@ class _Durations:
             seconds = max(seconds, num_bytes / rate_at(packed, COPY_THREADS))
         return seconds
 
+    def _sums(self, op: Op) -> float:
+        """On the CPU: adding a micro-batch's gradients up in FP32; at last rounding, and a norm.
+
+        A GPU does so in the shadow of its products.
+        """
+        if self._plan.machine.has_cuda:
+            return 0.0
+        numel = self._spec.layers[op.layer].numel
+        # An addition reads twice what a copy does; a norm reads and writes nothing.
+        copied = 4 * numel * (1.5 if self._plan.decisions.num_micro_batches > 1 else 0.0)
+        if op.last:
+            copied += 1.5 * numel * self._width
+        return copied / self._in_ram
+
+    @property
+    def _in_ram(self) -> float:
+        """Bytes a second that all cores copy."""
+        return rate_at(self._rates.copy, self._plan.machine.num_cores)
+
     def _copy(self, num_bytes: int, *, to_host: bool) -> float:
+        if not self._plan.machine.has_cuda:
+            return num_bytes / self._in_ram
         assert self._rates.link is not None
         point = _nearest(self._rates.link, num_bytes)
         return num_bytes / (point.to_host if to_host else point.to_device)

@@ -23,10 +23,11 @@ from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.pipeline.executor import device_failure
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.report.console import RunConsole
-from megatrain_cli.train.assemble import DTYPES, check_examples, prepare, weights_of
+from megatrain_cli.train.assemble import DTYPES, prepare
 from megatrain_cli.train.data_facts import check_data, data_facts
 from megatrain_cli.train.facts import check_dtypes, check_model, dtypes_of, model_facts
 from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.model_folder import check_examples, weights_of
 from megatrain_cli.train.numerics import differences, not_bit_exact, numerics_of
 from megatrain_cli.train.position import START
 from megatrain_cli.train.resume import SAVED_CONFIG, Resumption
@@ -100,7 +101,7 @@ def prepare_attempt(
     if resumption is not None:
         lineage = _check_resumption(resumption, data, model, plan)
     with device_errors(config.train.micro_batch_size):
-        plan, functions = warm_up(config, skeleton, plan, rows.longest, console)
+        plan, functions = warm_up(config, skeleton, plan, rows.longest, console, rows.facts)
     refuse_what_does_not_fit(plan)  # measured, it may need more than it seemed
     rows = rows.planned(plan.decisions)
     console.plan(plan)

@@ -23,10 +23,14 @@ from megatrain_cli.data.stops import stops_learnt
 from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import ConfigError, InternalError
 from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.train.eval_rows import EvaluationRows, evaluation_rows, load_evaluation
 from megatrain_cli.train.layout import LENGTH_STEP, StepRows, lay_out
 from megatrain_cli.train.position import START, Position
 from megatrain_cli.units import round_up
+
+# Rows of a run whose steps are looked at one by one for the one that has most tokens.
+_COUNTED_ROWS = 20_000
 
 
 class RowSource(Protocol):
@@ -94,19 +98,48 @@ class TrainingRows:
     @property
     def longest(self) -> int:
         """Tokens of the longest row, rounded up for the kernels: all that a plan has room for."""
-        longest = int(self._lengths.max())
+        longest = int(self.row_lengths.max())
         if self.evaluation is not None:
             longest = max(longest, int(self.evaluation.lengths.max()))
         return min(round_up(longest, LENGTH_STEP), self._config.data.max_length)
 
     @property
+    def facts(self) -> RowFacts:
+        """What a plan knows of the rows beside `longest`."""
+        documents = [self.data.examples]
+        lengths = np.array([], dtype=np.int64)
+        if self.evaluation is not None:
+            documents.append(self.evaluation.documents.examples)
+            lengths = self.evaluation.lengths
+        unique = {id(examples): examples.nbytes for examples in documents}
+        return RowFacts(
+            step_tokens=self._most_tokens(),
+            mean_tokens=float(self.row_lengths.mean()) * self.rows_per_step,
+            mapped_bytes=sum(unique.values()),
+            eval_rows=len(lengths),
+            total_steps=self.total_steps,
+            lengths=min(len(np.unique(self.row_lengths)), self.total_steps * self.rows_per_step),
+        )
+
+    def _most_tokens(self) -> int:
+        """Of a step, exactly if that is soon known; else of a step that has the longest rows."""
+        lengths, per_step = self.row_lengths, self.rows_per_step
+        steps = range(self.start.step, self.total_steps)
+        if 0 < len(steps) * per_step <= _COUNTED_ROWS:
+            return max(int(lengths[self.ids_of_step(index)].sum()) for index in steps)
+        whole, rest = divmod(per_step, len(lengths))
+        longest = np.sort(lengths)[len(lengths) - rest :]
+        return whole * int(lengths.sum()) + int(longest.sum())
+
+    @property
     def padding(self) -> float:
         """Share of all positions that is padding where every row has the planned length."""
-        lengths = self._lengths
+        lengths = self.row_lengths
         return 1 - int(lengths.sum()) / (len(lengths) * self._decisions.max_length)
 
     @property
-    def _lengths(self) -> NDArray[np.int64]:
+    def row_lengths(self) -> NDArray[np.int64]:
+        """Tokens of each row that is trained on."""
         return self.documents.lengths if self.packs is None else self.packs.lengths
 
     @property

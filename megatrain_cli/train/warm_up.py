@@ -17,14 +17,22 @@ from megatrain_cli.model.kernels import (
 )
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head
+from megatrain_cli.pipeline.graph_size import measure_graphs
 from megatrain_cli.pipeline.rehearsal import rehearse
 from megatrain_cli.plan.decide import Decisions, Known, ways_to_join
 from megatrain_cli.plan.plan import RunPlan, make_plan
+from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.report.console import RunConsole
+from megatrain_cli.store.heap import settle_heap
 
 
 def warm_up(
-    config: TrainConfig, skeleton: Skeleton, plan: RunPlan, length: int, console: RunConsole
+    config: TrainConfig,
+    skeleton: Skeleton,
+    plan: RunPlan,
+    length: int,
+    console: RunConsole,
+    rows: RowFacts | None = None,
 ) -> tuple[RunPlan, Functions]:
     """The plan in force and the functions of a run.
 
@@ -34,6 +42,7 @@ def warm_up(
         plan: Made before the data was known.
         length: Tokens of the longest row.
         console: Told when compiling fails and the run goes on without.
+        rows: What else is known of the rows.
 
     Raises:
         PlanError: `pipeline.compile` is true and nothing can be compiled.
@@ -67,9 +76,11 @@ def warm_up(
         fewer = next(n for n in any_way if n < joined)
         return rehearsed(functions, plan_again(replace(plan.known, joined=fewer)))
 
-    plan = plan_again(replace(plan.known, length=length))
+    plan = plan_again(replace(plan.known, length=length, rows=rows))
     if not machine.has_cuda:
-        return plan, eager_functions(head)
+        settle_heap()
+        measured = measure_graphs(skeleton, plan.decisions)
+        return plan_again(replace(plan.known, measured=measured)), eager_functions(head)
     torch.cuda.set_device(device)
     skeleton.move_buffers(device)
     # Before anything is compiled: compiled layers keep to the kernels that were allowed then.

@@ -33,13 +33,15 @@ def test_a_cpu_has_no_numbers_of_a_gpu_and_all_others(tmp_path: Path) -> None:
     assert (rates.link, rates.copy_to_pinned, rates.lockable_bytes, rates.compute) == (None,) * 4
     assert rates.copy[-1].threads == rates.adam[-1].threads == file.machine.num_cores
     assert rates.disk is not None
-    assert said[:4] == [
+    assert rates.cpu is not None
+    assert said[:5] == [
         "copies from memory to memory",
         "reads of memory",
         "the optimizer",
+        "a layer on the cores",
         "the disk",
     ]
-    assert len(said) == 4 + len(file.notes)
+    assert len(said) == 5 + len(file.notes)
     assert file.fingerprint.gpu == ""
 
 

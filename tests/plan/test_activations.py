@@ -75,23 +75,6 @@ def test_inputs_wait_on_the_host_only_where_the_device_cannot_hold_them() -> Non
     assert nothing.shortfalls
 
 
-def test_no_layer_is_kept_that_the_host_has_no_room_for() -> None:
-    """The driver's tables grow with what the device keeps: that may not be what is too much."""
-    sections = {"train": {"micro_batch_size": 64}, "data": {"max_length": 4096}}
-    none = plan_for(SPEC, GPU, {**sections, "pipeline": {"activations": "recompute"}})
-    every = plan_for(SPEC, GPU, sections)
-    assert every.decisions.keep_layers == LAYERS
-    assert every.host_bytes > none.host_bytes
-    found = [
-        plan_for(SPEC, replace(GPU, host_bytes=host_bytes), sections)
-        for host_bytes in (none.host_bytes, every.host_bytes - 1, every.host_bytes)
-    ]
-    assert [plan.shortfalls for plan in found] == [()] * 3
-    assert [plan.decisions.keep_layers for plan in found] == [0, LAYERS - 1, LAYERS]
-    (line,) = plan_for(SPEC, replace(GPU, host_bytes=none.host_bytes - 1), sections).shortfalls
-    assert "1 B are missing" in line
-
-
 def test_offloading_is_not_advised_where_the_host_has_no_room_for_it() -> None:
     sections = {"train": {"micro_batch_size": 64}, "data": {"max_length": 4096}}
     least = plan_for(SPEC, GPU, {**sections, "pipeline": {"activations": "recompute"}})

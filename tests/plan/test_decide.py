@@ -54,8 +54,8 @@ def test_auto_threads_are_all_cores_but_one_to_feed_a_gpu(
     assert decided(machine, {"optimizer": {"threads": 3}}).threads == 3
 
 
-@pytest.mark.parametrize(("accumulation", "slabs"), [(1, 2), (2, 3), (3, 5), (8, 12)])
-def test_auto_slabs_are_one_and_a_half_a_micro_batch_and_at_least_two(
+@pytest.mark.parametrize(("accumulation", "slabs"), [(1, 2), (2, 3), (3, 5), (8, 7)])
+def test_auto_slabs_are_one_and_a_half_a_micro_batch_two_at_least_and_no_more_than_pieces(
     accumulation: int, slabs: int
 ) -> None:
     sections: Sections = {
@@ -76,9 +76,9 @@ def test_a_store_is_page_locked_on_a_gpu_unless_asked_or_refused() -> None:
 
 def test_only_page_locked_tiles_with_deferred_updates_need_no_slabs() -> None:
     assert decided(GPU).num_slabs == 0
-    assert decided(GPU, EAGER).num_slabs == 12
-    assert decided(GPU, can_pin=False).num_slabs == 12
-    assert decided(CPU).num_slabs == 12
+    assert decided(GPU, EAGER).num_slabs == 7
+    assert decided(GPU, can_pin=False).num_slabs == 7
+    assert decided(CPU).num_slabs == 7
 
 
 @given(

@@ -14,9 +14,9 @@ from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
 from megatrain_cli.model.template import LayerTemplate, Prologue
 from megatrain_cli.plan.cost import step_bounds
+from megatrain_cli.plan.estimates import Sizes, graph_bytes
 from megatrain_cli.plan.flops import layer_flops
 from megatrain_cli.plan.machine import MachineSpec
-from megatrain_cli.plan.memory import Sizes, graph_bytes
 from tests.plan.small import GPU, RATES, make_spec, plan_for, specs
 
 MEASURED = replace(GPU, rates=RATES)

@@ -266,7 +266,7 @@ def test_the_summary_says_what_was_decided() -> None:
     on_cpu = dict(plan_for(spec, CPU, asked).summary)
     assert on_cpu["device"] == "CPU"
     assert on_cpu["store"] == "pageable"
-    assert on_cpu["gradients"] == "12 slabs"
+    assert on_cpu["gradients"] == "6 slabs"  # the step has no more pieces
     assert on_cpu["step"] == "12 x 1 rows of up to 64 tokens"
 
 

@@ -19,8 +19,9 @@ from megatrain_cli.model.template import Head
 from megatrain_cli.pipeline.slabs import SlabPool
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.report.console import RunConsole
-from megatrain_cli.train.assemble import assemble, check_examples, prepare, schedule_of
+from megatrain_cli.train.assemble import assemble, prepare, schedule_of
 from megatrain_cli.train.loop import Run
+from megatrain_cli.train.model_folder import check_examples
 from megatrain_cli.train.rows import load_rows
 from megatrain_cli.train.warm_up import warm_up
 from tests.families import make_tiny
@@ -80,7 +81,7 @@ def test_a_page_lock_refused_at_any_tile_means_ordinary_memory_and_is_said(
     assert cudart.locked == {}
     assert cudart.last_error == engine.store.locked_bytes == 0
     assert not engine.plan.decisions.pin_store
-    assert engine.plan.decisions.num_slabs == 12
+    assert engine.plan.decisions.num_slabs == 7  # one a piece
     name = skeleton.layouts[refuse - 1].layer.name
     assert f"{name}: The driver refused to page-lock" in said.getvalue()
     assert "Going on with ordinary memory" in said.getvalue()
@@ -146,7 +147,7 @@ def test_slabs_are_unlocked_when_a_later_part_finds_no_room(
     before = threading.active_count()
     with pytest.raises(torch.OutOfMemoryError), start(make_workspace(tmp_path)):
         pass
-    assert most == 12 + 1  # and the norms beside them
+    assert most == 7 + 1  # and the norms beside them
     assert cudart.locked == {}
     assert threading.active_count() == before
 

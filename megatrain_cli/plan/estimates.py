@@ -1,0 +1,121 @@
+"""What a layer and the head take at work: measured, or estimated before anything is measured."""
+
+from dataclasses import dataclass
+
+from megatrain_cli.model.layout import LayerLayout
+from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
+from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.plan.measured import Measured
+from megatrain_cli.plan.row_facts import RowFacts
+from megatrain_cli.plan.tiles import DTYPE_BYTES
+
+# Factors of the estimates below, from an H200, for plans made before anything is measured. Eager
+# norms keep FP32 copies of what they normalise, and a product's backward holds the gradients of
+# its inputs beside the graph.
+_GRAPH, _COMPILED_GRAPH, BACKWARD = 1.5, 0.9, 1.3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the formulas are made of; without `measured`, some are estimates.
+
+    Attributes:
+        program_bytes: See `MachineSpec.program_bytes`.
+    """
+
+    spec: ModelSpec
+    layouts: tuple[LayerLayout, ...]
+    decisions: Decisions
+    on_gpu: bool
+    measured: Measured | None = None
+    rows: RowFacts | None = None
+    program_bytes: int = 0
+
+    @property
+    def width(self) -> int:
+        """Bytes of one element in the compute dtype."""
+        return DTYPE_BYTES[self.decisions.dtype]
+
+    @property
+    def num_recomputed(self) -> int:
+        """Decoder layers whose activations are computed again."""
+        return len(self.spec.decoder_layers) - self.decisions.keep_layers
+
+    @property
+    def tokens(self) -> int:
+        """Of one micro-batch, padding included."""
+        return self.decisions.micro_batch_size * self.decisions.max_length
+
+    @property
+    def step_tokens(self) -> int:
+        """Of all micro-batches of a step; the CPU fills none of them up."""
+        full = self.decisions.num_micro_batches * self.tokens
+        if self.on_gpu or self.rows is None:
+            return full
+        return min(full, self.rows.step_tokens)
+
+    @property
+    def hidden_bytes(self) -> int:
+        """One micro-batch's hidden states."""
+        return self.tokens * self.spec.hidden_size * self.width
+
+    @property
+    def largest_numel(self) -> int:
+        """Elements of the largest run."""
+        return max(layout.numel for layout in self.layouts)
+
+
+def graph_bytes(sizes: Sizes, layer: LayerSpec) -> int:
+    """What autograd keeps of one layer and micro-batch; an estimate if it was not measured.
+
+    Every matrix product keeps its input, and what follows it keeps its output: (in + out) elements
+    a token, and half as much again for eager norms; compiled ones are computed again. Of experts
+    this is so for each one that a token meets. Attention that is not fused also keeps its T x T
+    scores, in FP32 and twice.
+    """
+    if sizes.measured:
+        return sizes.measured.graph_of(layer.kind, sizes.tokens)
+    d = sizes.decisions
+    per_token = sum(map(_in_and_out, layer.params))
+    tokens = sizes.tokens
+    num_bytes = int((_COMPILED_GRAPH if d.compiled else _GRAPH) * tokens * per_token * sizes.width)
+    if d.attention == "eager":
+        num_bytes += 2 * 4 * tokens * d.max_length * sizes.spec.num_heads
+    return num_bytes
+
+
+def _in_and_out(param: ParamSpec) -> int:
+    """Inputs and outputs of a token's products with one parameter; 0 if it is no matrix."""
+    shape = param.shape[1:] if param.visited else param.shape
+    return max(1, param.visited) * sum(shape[-2:]) if len(shape) >= 2 else 0
+
+
+def layer_at_work(sizes: Sizes) -> int:
+    """Graph, backward and gradients of a layer; of a kept one without its graph."""
+    layers = sizes.spec.decoder_layers
+    if sizes.measured:
+        peaks = (
+            # The graph of a kept layer is on that bill.
+            sizes.measured.layer_of(layer.kind, sizes.tokens)
+            - (0 if sizes.num_recomputed else graph_bytes(sizes, layer))
+            for layer in layers
+        )
+        return max(peaks)
+    graph = max(graph_bytes(sizes, layer) for layer in layers)
+    gradients = sizes.largest_numel * sizes.width
+    return int(BACKWARD * graph) + gradients + 4 * sizes.hidden_bytes
+
+
+def chunk_at_work(sizes: Sizes) -> int:
+    """Logits of a chunk, the weight's gradient, and the positions' hidden states.
+
+    Eager, logits and their gradient in the compute dtype and FP32; compiled, one copy of both in
+    the compute dtype. An evaluation scores eager chunks without a backward, which is less.
+    """
+    if sizes.measured:
+        return sizes.measured.head_bytes
+    d = sizes.decisions
+    logits = min(d.head_chunk, sizes.tokens) * sizes.spec.vocab_size * (2 * sizes.width + 2 * 4)
+    logits = max(logits, d.whole_chunk * sizes.spec.vocab_size * sizes.width)
+    weight = sizes.spec.vocab_size * sizes.spec.hidden_size * sizes.width
+    return logits + weight + 2 * sizes.hidden_bytes

@@ -1,0 +1,25 @@
+"""What a plan knows of the rows beside the longest one."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """Of all rows of a run.
+
+    Attributes:
+        step_tokens: Tokens of the step that has most, or an upper bound; nothing is filled up.
+        mean_tokens: Of a step, on average; what is above holds here too.
+        mapped_bytes: Of the arrays that hold the rows, those of an evaluation included. They are
+            pages of files: they count as this process's memory, and leave it when RAM is short.
+        eval_rows: Rows of one evaluation; 0 where there is none.
+        total_steps: Optimizer steps of the run.
+        lengths: Different lengths of rows in the run, at most.
+    """
+
+    step_tokens: int
+    mean_tokens: float
+    mapped_bytes: int
+    eval_rows: int
+    total_steps: int
+    lengths: int = 0

@@ -1,0 +1,313 @@
+"""Plans held against runs: peak bytes within 5 % and never 2 % under, steps within 15 %.
+
+    python scripts/check_plan.py
+    python scripts/check_plan.py --device cuda --shapes 0.5b 3b 7b
+    python scripts/check_plan.py --only "bf16" --json
+
+Each case is `megatrain plan CONFIG --json` in a process of its own and then the run itself in
+another, from a config file to its last checkpoint; a case `resume` measures a third process that
+goes on from it. Weights are random, rows are random tokens, nothing is downloaded. Host bytes are
+what the system counted for the process when it had ended, GPU bytes what torch and the driver had
+in use at most. Seconds are the median step without the first, against a plan with the rates that
+`megatrain probe` measures at the beginning; without `--seconds` none are looked at: on a machine
+where others compute too they mean nothing. Exit code 1 if a case is out of bounds.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.shapes import Shape, parse_shape, write_model
+
+OVER, UNDER, SECONDS = 0.05, 0.02, 0.15
+# Of the tokenizer, of bytes and an end of text; the model has more.
+_TOKENS = 257
+
+# Runs the program, and writes the GPU's peak down when it ends.
+_CHILD = """
+import atexit, pathlib, sys
+where = sys.argv.pop()
+def note():
+    from megatrain_cli.probe.peaks import gpu_peak_bytes
+    pathlib.Path(where).write_text(str(gpu_peak_bytes()))
+atexit.register(note)
+from megatrain_cli.cli.app import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run.
+
+    Attributes:
+        rows: Of a step; `accumulation` micro-batches of them each.
+        longest: Tokens of the longest row; others have half as many or more.
+        overrides: Of the config, as `key=value`.
+        resumes: The process that is measured goes on from a checkpoint.
+    """
+
+    name: str
+    shape: Shape
+    rows: int
+    longest: int
+    overrides: tuple[str, ...] = ()
+    accumulation: int = 1
+    resumes: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was planned and what was measured; None where nobody knows."""
+
+    case: str
+    parameters: int
+    host_planned: int
+    host_measured: int
+    gpu_planned: int
+    gpu_measured: int
+    step_planned: float | None
+    step_measured: float
+    in_bounds: bool
+
+
+_FP32 = ("model.dtype=float32", "optimizer.master=fp32")
+_SMALL = Shape("50M", 512, 8, 1408, 8, 4, 32000, tied=False)
+_MIDDLE = Shape("150M", 768, 16, 2048, 12, 4, 32000, tied=True)
+_LARGE = Shape("500M", 1280, 20, 3456, 20, 4, 32000, tied=True)
+
+CPU_CASES: tuple[Case, ...] = (
+    Case("50M, FP32", _SMALL, 2, 64, _FP32),
+    Case("50M, FP32, 16 rows", _SMALL, 16, 64, _FP32),
+    Case("50M, FP32, length 1024", _SMALL, 1, 1024, _FP32),
+    Case("50M, FP32, eager attention", _SMALL, 2, 256, (*_FP32, "model.attention=eager")),
+    Case("50M, fp32_split", _SMALL, 2, 128),
+    Case("50M, bf16 masters", _SMALL, 2, 128, ("optimizer.master=bf16",)),
+    Case("50M, 24 slabs", _SMALL, 2, 64, (*_FP32, "pipeline.grad_slabs=24")),
+    Case("50M, packed rows", _SMALL, 2, 256, (*_FP32, "data.packing=true")),
+    Case("50M, evaluated", _SMALL, 2, 64, (*_FP32, "data.eval_share=0.3", "eval.steps=2")),
+    Case("50M, resumed", _SMALL, 2, 64, _FP32, resumes=True),
+    Case(
+        "150M, FP32, recomputed, 2 x 2 rows",
+        _MIDDLE,
+        2,
+        128,
+        (*_FP32, "pipeline.activations=recompute"),
+        accumulation=2,
+    ),
+    Case("150M, half kept", _MIDDLE, 2, 128, ("pipeline.activations={keep_layers: 8}",)),
+    Case(
+        "150M, eager updates",
+        _MIDDLE,
+        2,
+        64,
+        (*_FP32, "optimizer.update=eager", "optimizer.max_grad_norm=null"),
+    ),
+    Case("150M, saved each step", _MIDDLE, 2, 64, (*_FP32, "checkpoint.save_steps=1")),
+    Case("500M, fp32_split", _LARGE, 1, 64),
+    Case("500M, FP32, resumed", _LARGE, 1, 64, _FP32, resumes=True),
+)
+
+
+def gpu_cases(shapes: Sequence[Shape]) -> tuple[Case, ...]:
+    """Batch, length, slabs, kept layers, masters, updates, load, for each shape."""
+    eager = ("optimizer.update=eager", "optimizer.max_grad_norm=null", "pipeline.grad_slabs=8")
+    found: list[Case] = []
+    for shape in shapes:
+        n = shape.name
+        found += [
+            Case(f"{n}, 8 x 1024", shape, 8, 1024),
+            Case(f"{n}, 32 x 1024", shape, 32, 1024),
+            Case(f"{n}, 1 x 32768", shape, 1, 32768),
+            Case(f"{n}, recomputed", shape, 8, 1024, ("pipeline.activations=recompute",)),
+            Case(f"{n}, bf16 masters", shape, 8, 1024, ("optimizer.master=bf16",)),
+            Case(f"{n}, eager updates", shape, 8, 1024, eager),
+            Case(f"{n}, pageable store", shape, 8, 1024, ("store.memory=pageable",)),
+            Case(f"{n}, resumed", shape, 8, 1024, resumes=True),
+        ]
+    return tuple(found)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Of bytes: rows bring their tokens, and only its end of text is used."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab["<end>"] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>"
+    ).save_pretrained(folder)
+
+
+def write_case(folder: Path, case: Case, device: str, steps: int) -> Path:
+    """Model, rows and config."""
+    import yaml
+
+    write_model(folder / "model", case.shape)
+    save_tokenizer(folder / "model")
+    draw = random.Random(0)
+    count = case.rows * case.accumulation * steps
+    with (folder / "rows.jsonl").open("w") as file:
+        for i in range(count):
+            size = case.longest if i % 8 == 0 else draw.randint(case.longest // 2, case.longest)
+            ids = [draw.randrange(_TOKENS) for _ in range(size)]
+            file.write(json.dumps({"input_ids": ids, "labels": ids}) + "\n")
+    values: dict[str, dict[str, Any]] = {
+        "model": {"path": "model", "init": "random"},
+        "data": {"train": "rows.jsonl", "format": "tokenized", "max_length": case.longest},
+        "train": {
+            "output_dir": "run",
+            "max_steps": steps,
+            "micro_batch_size": case.rows,
+            "gradient_accumulation_steps": case.accumulation,
+        },
+        "pipeline": {"device": device},
+        "logging": {"tensorboard": False},
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    return path
+
+
+def run_case(
+    case: Case, device: str, environment: dict[str, str], *, steps: int, seconds: bool
+) -> Outcome:
+    """Plan and run one case.
+
+    Raises:
+        RuntimeError: The program failed; with what it said.
+    """
+    with tempfile.TemporaryDirectory(prefix="megatrain-check-") as name:
+        folder = Path(name)
+        words = [str(write_case(folder, case, device, steps)), *case.overrides]
+        planned = json.loads(_run(["plan", *words, "--json"], folder, environment)[0])
+        run = folder / "run"
+        if case.resumes:
+            _run(["train", *words, "train.max_steps=1"], folder, environment)
+            _, host = _run(
+                ["resume", str(run), f"train.max_steps={steps}"], folder, environment, "device"
+            )
+        else:
+            _, host = _run(["train", *words], folder, environment, "device")
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        took = [record["seconds"] for line in lines if "grad_norm" in (record := json.loads(line))]
+        # The first step of a process warms up; a resumed one waits for what is loaded, too.
+        timed = took[2:] or took[1:] if case.resumes else took[1:]
+        gpu = int((folder / "device").read_text())
+    step, expected = statistics.median(timed), planned["step_seconds"] if seconds else None
+    good = _near(planned["host_peak_bytes"], host)
+    if gpu:
+        good = good and _near(planned["gpu_peak_bytes"], gpu)
+    if expected is not None:
+        good = good and abs(expected / step - 1) <= SECONDS
+    return Outcome(
+        case.name,
+        case.shape.parameters,
+        planned["host_peak_bytes"],
+        host,
+        planned["gpu_peak_bytes"],
+        gpu,
+        expected,
+        step,
+        good,
+    )
+
+
+def _near(planned: int, measured: int) -> bool:
+    return -UNDER <= planned / measured - 1 <= OVER
+
+
+def _run(
+    words: list[str], folder: Path, environment: dict[str, str], note: str | None = None
+) -> tuple[str, int]:
+    """What a command printed, and its peak resident set in bytes."""
+    where = folder / (note or "ignored")
+    command = [sys.executable, "-c", _CHILD, *words, str(where)]
+    with (folder / "out").open("w+") as out, (folder / "err").open("w+") as err:
+        child = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=err)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        err.seek(0)
+        if child.returncode:
+            raise RuntimeError(f"{words[0]} failed: {err.read()[-2000:]}")
+        return out.read(), usage.ru_maxrss * 1024
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Markdown, a row a case."""
+    lines = [
+        "| case | host MiB, planned | off | GPU GiB, planned | off | s/step, planned | off | ok |",
+        "|---" * 8 + "|",
+    ]
+    for o in outcomes:
+        gpu, gpu_off, step, step_off = "", "", f"{o.step_measured:.3g}, not planned", ""
+        if o.gpu_measured:
+            gpu = f"{o.gpu_measured / 2**30:.1f}, {o.gpu_planned / 2**30:.1f}"
+            gpu_off = f"{o.gpu_planned / o.gpu_measured - 1:+.1%}"
+        if o.step_planned is not None:
+            step = f"{o.step_measured:.3g}, {o.step_planned:.3g}"
+            step_off = f"{o.step_planned / o.step_measured - 1:+.1%}"
+        host = f"{o.host_measured / 2**20:.0f}, {o.host_planned / 2**20:.0f}"
+        off = f"{o.host_planned / o.host_measured - 1:+.1%}"
+        holds = "yes" if o.in_bounds else "**no**"
+        cells = [o.case, host, off, gpu, gpu_off, step, step_off, holds]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse, run, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--shapes", nargs="+", type=parse_shape, metavar="SHAPE[:LAYERS]")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="cases with such a name")
+    parser.add_argument("--seconds", action="store_true", help="probe, and look at steps too")
+    parser.add_argument("--steps", type=int, default=4, help="of each run, at least 2")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(argv)
+    if args.steps < 2:
+        parser.error(f"--steps: wanted at least 2, got {args.steps}")
+    cases: tuple[Case, ...] = CPU_CASES
+    if args.device == "cuda":
+        shapes = args.shapes or [parse_shape(name) for name in ("0.5b", "3b", "7b")]
+        cases = gpu_cases(shapes)
+    elif args.shapes:
+        parser.error("--shapes are for --device cuda: the CPU has cases of its own")
+    if args.only:
+        cases = tuple(c for c in cases if any(text in c.name for text in args.only))
+    if not cases:
+        parser.error("--only: no case has a name like that")
+    root = str(Path(__file__).resolve().parent.parent)
+    with tempfile.TemporaryDirectory(prefix="megatrain-check-home-") as home:
+        # No rates but those measured here.
+        environment = {**os.environ, "XDG_CONFIG_HOME": home, "HF_HUB_OFFLINE": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [root, *filter(None, [environment.get("PYTHONPATH")])]
+        )
+        if args.seconds:
+            _run(["probe", "--device", args.device], Path(home), environment)
+        outcomes = []
+        for case in cases:
+            found = run_case(case, args.device, environment, steps=args.steps, seconds=args.seconds)
+            outcomes.append(found)
+            print(table([found]).splitlines()[-1], file=sys.stderr, flush=True)
+    print(json.dumps([asdict(o) for o in outcomes], indent=2) if args.json else table(outcomes))
+    raise SystemExit(0 if all(o.in_bounds for o in outcomes) else 1)
+
+
+if __name__ == "__main__":
+    main()

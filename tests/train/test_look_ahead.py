@@ -1,0 +1,197 @@
+"""A plan has the rows of a run where they are soon known, and is a bound where they are not."""
+
+import gc
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatrain_cli.config.load import LoadedConfig, load_config
+from megatrain_cli.pipeline.graph_size import measure_graphs
+from megatrain_cli.plan.cost import step_bounds
+from megatrain_cli.plan.memory import MAPPED
+from megatrain_cli.plan.plan import RunPlan, make_plan
+from megatrain_cli.plan.rates import CpuRates
+from megatrain_cli.plan.row_facts import RowFacts
+from megatrain_cli.train import look_ahead as module
+from megatrain_cli.train.assemble import prepare
+from megatrain_cli.train.compare import BYTES_OVER, BYTES_UNDER
+from megatrain_cli.train.forecast import forecast
+from megatrain_cli.train.rows import load_rows
+from tests.plan.small import CPU, GPU, RATES, layouts_of, make_config, make_spec, plan_for
+from tests.train.test_forecast import planned, skeleton_of
+from tests.train.workspace import make_workspace
+
+OVERRIDES = ["data.max_length=4096"]
+
+
+def looked_at(config: Path, overrides: list[str]) -> tuple[LoadedConfig, RunPlan, RunPlan]:
+    """The plans before and after the look."""
+    loaded = load_config(config, overrides)
+    skeleton, before = prepare(loaded)
+    return loaded, before, module.look_ahead(loaded, skeleton, before)
+
+
+def bytes_of(plan: RunPlan, owner: str) -> int:
+    return sum(line.num_bytes for line in plan.lines if line.owner == owner)
+
+
+def test_small_files_are_read_and_the_step_with_most_tokens_is_billed(tmp_path: Path) -> None:
+    config = make_workspace(
+        tmp_path, data={"eval_share": 0.3}, model={"max_position_embeddings": 4096}
+    )
+    loaded, before, after = looked_at(config, OVERRIDES)
+    rows = load_rows(loaded.config, after.decisions)
+    assert after.decisions.max_length == 64 < before.decisions.max_length
+    found = after.known.rows
+    assert found is not None
+    tokens = [int(rows.row_lengths[rows.ids_of_step(i)].sum()) for i in range(rows.total_steps)]
+    assert found.step_tokens == max(tokens)
+    assert rows.evaluation is not None
+    assert found.eval_rows == len(rows.evaluation.lengths)
+    assert f"graph of {found.step_tokens} tokens, measured" in str(after.lines)
+    said = dict(after.summary)["rows"]
+    assert said == f"longest {rows.row_lengths.max()} tokens, all {rows.rows_per_epoch} rows read"
+    # More rows than are looked at one by one: no step has more than the longest rows together.
+    bounded = replace(rows, total_steps=10**6)
+    most = sorted(rows.row_lengths)[-rows.rows_per_step :]
+    assert bounded.facts.step_tokens == sum(most)
+
+
+@pytest.mark.parametrize("why", ["large", "absent", "bad"])
+def test_rows_that_are_not_read_may_all_be_as_long_as_allowed(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_workspace(tmp_path)
+    if why == "large":
+        monkeypatch.setattr(module, "READ_BYTES", 10)
+    elif why == "absent":
+        (tmp_path / "train.jsonl").unlink()
+    else:
+        (tmp_path / "train.jsonl").write_text("{")
+    _, before, after = looked_at(config, OVERRIDES)
+    assert after.decisions.max_length == before.decisions.max_length
+    assert after.known.rows is None
+    assert dict(after.summary)["rows"].endswith(
+        f": each may have {after.decisions.max_length} tokens"
+    )
+
+
+def test_rows_that_were_prepared_before_are_taken_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_BYTES", 10)
+    config = make_workspace(tmp_path, data={"cache_dir": "kept"})
+    loaded, before, after = looked_at(config, [])
+    assert after.known.rows is None
+    assert not (tmp_path / "kept").exists()  # a plan leaves nothing
+    load_rows(loaded.config, before.decisions)
+    assert dict(looked_at(config, [])[2].summary)["rows"].endswith(" rows prepared before")
+
+
+def test_mapped_rows_are_in_the_peak_and_in_no_need() -> None:
+    spec = make_spec()
+    plan = plan_for(spec)
+    rows = RowFacts(64, 32.0, 1 << 30, 0, 1)
+    config = make_config()
+    known = replace(plan.known, rows=rows)
+
+    found = make_plan(config, spec, layouts_of(spec), plan.machine, known)
+    assert bytes_of(found, "rows") == 1 << 30
+    assert MAPPED in {line.place for line in found.lines}
+    assert found.host_bytes - found.places["host RAM"][0] == 1 << 30
+    tight = replace(CPU, host_bytes=found.places["host RAM"][0])
+    assert not make_plan(config, spec, layouts_of(spec), tight, known).shortfalls
+
+
+def test_graphs_are_counted_as_autograd_keeps_them_and_leave_nothing(tmp_path: Path) -> None:
+    loaded = load_config(make_workspace(tmp_path), ["model.attention=eager"])
+    skeleton, plan = prepare(loaded)
+    whole = measure_graphs(skeleton, replace(plan.decisions, max_length=96))
+    # From three shorter rows, where the middle one is the same: a parabola through them is exact.
+    longer = measure_graphs(skeleton, replace(plan.decisions, max_length=97))
+    (kind,) = whole.graph_bytes
+    growth = longer.graph_bytes[kind] - whole.graph_bytes[kind]
+    heads = skeleton.spec.num_heads
+    # Scores alone grow by 2 T + 1 numbers a head; they are kept at least once.
+    assert growth >= heads * (2 * 96 + 1) * 4
+    assert growth < 0.05 * whole.graph_bytes[kind]
+
+    held = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.shape[-1:] == (96,)]
+    assert not held
+
+
+def test_an_evaluation_is_timed_and_counted() -> None:
+    plan = planned("3b", 8, 1024, 5e9, {})
+    spec = skeleton_of("3b").spec
+    known = replace(plan.known, rows=RowFacts(8192, 8192.0, 0, 80, 1000))
+    plan = replace(plan, known=known)
+    asked = make_config({"eval": {"steps": 300, "at_start": True}}).eval
+    found, without = (forecast(plan, spec, 1000, 100, e) for e in (asked, None))
+    assert found is not None
+    assert without is not None
+    assert found.eval_seconds is not None
+    # Ten passes, forward alone: none is longer than a step.
+    assert 0 < found.eval_seconds < 10 * found.step_seconds
+    assert found.run_seconds is not None
+    assert without.run_seconds is not None
+    more = found.run_seconds - without.run_seconds  # after 0, 300, 600, 900 and 1000; or after 1000
+    assert more == pytest.approx(4 * found.eval_seconds)
+    assert "an evaluation takes about" in "\n".join(found.lines())
+
+
+def test_an_evaluation_takes_no_memory_of_its_own() -> None:
+    for machine in (CPU, GPU):
+        plain = plan_for(make_spec(), machine)
+        judged = plan_for(make_spec(), machine, {"data": {"eval_share": 0.1}})
+        assert judged.lines == plain.lines
+
+
+def test_the_cpu_does_one_thing_after_the_other() -> None:
+    cpu = CpuRates(50e9, 100e9, 80e9, 200e9)
+    machine = replace(CPU, rates=replace(RATES, compute=None, link=None, cpu=cpu))
+    spec = make_spec(hidden=512)
+    plan = plan_for(spec, machine)
+    bounds = plan.bounds
+    assert bounds is not None
+    assert bounds.compute is not None
+    found = forecast(plan, spec, 10, None)
+    assert found is not None
+    assert found.step_seconds >= bounds.compute + bounds.adam
+    half = RowFacts(64, 32.0, 0, 0, 10)  # rows are half as long as they may be
+    less = step_bounds(spec, plan.decisions, machine, half)
+    assert less is not None
+    assert less.compute is not None
+    assert less.compute < 0.55 * bounds.compute
+
+
+def test_rates_of_the_cores_follow_the_width() -> None:
+    cpu = CpuRates(50e9, 100e9, 80e9, 200e9)
+    assert cpu.of_layers(512, "float32") == pytest.approx(50e9)
+    assert cpu.of_layers(2048, "bfloat16") == pytest.approx(200e9)
+    assert 50e9 < cpu.of_layers(1024, "float32") < 100e9 < cpu.of_layers(10**6, "float32") <= 200e9
+
+
+def test_a_run_takes_the_memory_that_was_planned(tmp_path: Path) -> None:
+    # The first plan has room for rows of 512 tokens; they have 64 at most.
+    model = {"layers": 4, "hidden": 512, "max_position_embeddings": 512}
+    config = make_workspace(tmp_path, model=model, train={"max_steps": 2})
+    command = [sys.executable, "-m", "megatrain_cli", "train", str(config), "data.max_length=512"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with (tmp_path / "said").open("w") as said:
+        child = subprocess.Popen(command, env=environment, stderr=said, stdout=said)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    text = (tmp_path / "said").read_text()
+    assert child.returncode == 0, text
+    planned_mib = sum(
+        float(size) * (1024 if unit == "GiB" else 1)
+        for size, unit in re.findall(r"^total +host \w+ +([\d.]+) (GiB|MiB)", text, re.MULTILINE)
+    )
+    off = planned_mib / (usage.ru_maxrss / 1024) - 1
+    assert -BYTES_UNDER <= off <= BYTES_OVER, text
