@@ -79,10 +79,24 @@ class Decisions:
 
 
 @dataclass(frozen=True)
+class Before:
+    """What `auto` had chosen that last bits may depend on, in the run that goes on.
+
+    Attributes:
+        joined, keep_layers, offload: As in `Decisions`.
+    """
+
+    joined: int
+    keep_layers: int
+    offload: bool
+
+
+@dataclass(frozen=True)
 class Known:
     """What a run finds out after its first plan, and plans again with.
 
     Attributes:
+        before: Chosen again wherever it fits, however much memory is free now.
         can_pin: False after the driver refused to page-lock the store.
         joined: How many micro-batches pass at once, once that was tried on the device.
         can_compile: False after `torch.compile` failed.
@@ -92,6 +106,7 @@ class Known:
         measured: From the rehearsal, once it has been.
     """
 
+    before: Before | None = None
     can_pin: bool = True
     joined: int | None = None
     can_compile: bool = True

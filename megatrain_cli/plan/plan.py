@@ -9,7 +9,7 @@ from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.activations import choose_activations
 from megatrain_cli.plan.checkpoints import checkpoint_bytes, kept_checkpoints, pool_bytes
 from megatrain_cli.plan.cost import StepBounds, step_bounds
-from megatrain_cli.plan.decide import Decisions, Known, decide, ways_to_join
+from megatrain_cli.plan.decide import Before, Decisions, Known, decide, ways_to_join
 from megatrain_cli.plan.estimates import Sizes
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.memory import DEVICE, MAPPED, PlanLine, bill
@@ -128,17 +128,17 @@ def make_plan(
             )
         )
 
-    def fits(decisions: Decisions) -> bool:
+    def fits(decisions: Decisions, spare: int = SPARE_BYTES) -> bool:
         lines = lines_of(decisions)
         free = machine.host_bytes - _total(lines, device=False)
         if not machine.has_cuda:
-            return free >= SPARE_BYTES
-        if _total(lines, device=True) + SPARE_BYTES > machine.device_bytes:
+            return free >= spare
+        if _total(lines, device=True) + spare > machine.device_bytes:
             return False
         # Inputs that wait on the host take much of it, and what the device keeps a little. Where
         # neither is asked for, a host that is too small is no matter of activations.
         if decisions.offload:
-            return free >= SPARE_BYTES
+            return free >= spare
         return free >= 0 or decisions.keep_layers == 0
 
     def with_activations(asked: TrainConfig, decisions: Decisions) -> Decisions:
@@ -160,7 +160,19 @@ def make_plan(
         host = _total(lines_of(pooled), device=False)
         return pooled if host + SPARE_BYTES <= machine.host_bytes else decisions
 
+    def as_before(asked: TrainConfig, before: Before) -> Decisions | None:
+        if before.joined not in ways_to_join(asked, spec, machine, known):
+            return None
+        decisions = decide(asked, spec, layouts, machine, known, joined=before.joined)
+        if asked.pipeline.activations == "auto":
+            kept = min(before.keep_layers, len(spec.decoder_layers))
+            decisions = replace(decisions, keep_layers=kept, offload=before.offload)
+        return decisions if fits(decisions, spare=0) else None
+
     def decide_all(asked: TrainConfig) -> Decisions:
+        same = None if known.before is None else as_before(asked, known.before)
+        if same is not None:
+            return with_pool(asked, same)
         *more, least = ways_to_join(asked, spec, machine, known)
         for joined in more:
             decisions = decide(asked, spec, layouts, machine, known, joined=joined)

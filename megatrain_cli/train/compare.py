@@ -28,8 +28,10 @@ class Compared:
 
     def text(self) -> str:
         """Both numbers."""
-        planned = "not planned" if self.planned is None else f"{self._show(self.planned)} planned"
-        return f"{self.name} {planned}, {self._show(self.measured)} measured"
+        measured = f"{self._show(self.measured)} measured"
+        if self.planned is None:
+            return f"{self.name} {measured}, not planned without the rates of `megatrain probe`"
+        return f"{self.name} {self._show(self.planned)} planned, {measured}"
 
     @property
     def off(self) -> float:

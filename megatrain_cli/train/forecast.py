@@ -50,7 +50,7 @@ class Forecast:
 
     def lines(self) -> list[str]:
         """For people, a line a fact."""
-        rate = f"{self.tokens_per_second:.4g} tokens/s, {self.tflops:.3g} TFLOPS"
+        rate = f"{self.tokens_per_second:.0f} tokens/s, {self.tflops:.3g} TFLOPS"
         parts = (
             f"{self.forward_seconds:.3g} s until the loss, {self.backward_seconds:.3g} s after it"
         )

@@ -12,8 +12,11 @@ import torch
 import transformers
 from pydantic import JsonValue
 
+from megatrain_cli.checkpoint.facts import Facts
 from megatrain_cli.model.kernels import dispatched_kernel
 from megatrain_cli.model.skeleton import Skeleton
+from megatrain_cli.plan.decide import Before
+from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.probe.facts import fingerprint
 
@@ -51,6 +54,19 @@ def numerics_of(skeleton: Skeleton, plan: RunPlan) -> dict[str, JsonValue]:
         "world_size": 1,
         "norm_order": "layer-f64",
     }
+
+
+def chosen_before(saved: Facts, machine: MachineSpec) -> Before | None:
+    """What the run that goes on had chosen, if this is the same kind of device.
+
+    Elsewhere bits are not the same anyway, and what is free should be used.
+    """
+    if saved.numerics.get("gpu") != (machine.device_name or None):
+        return None
+    joined, kept, offload = (saved.plan.get(key) for key in ("joined", "keep_layers", "offload"))
+    if not (isinstance(joined, int) and isinstance(kept, int) and isinstance(offload, bool)):
+        return None  # a program that did not choose these
+    return Before(joined, kept, offload)
 
 
 def differences(saved: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) -> list[str]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,14 +21,19 @@ from megatrain_cli.errors import DeviceError, PlanError
 from megatrain_cli.model.functions import Functions
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.pipeline.executor import device_failure
-from megatrain_cli.plan.plan import RunPlan
+from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import DTYPES, prepare
 from megatrain_cli.train.data_facts import check_data, data_facts
 from megatrain_cli.train.facts import check_dtypes, check_model, dtypes_of, model_facts
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.model_folder import check_examples, weights_of
-from megatrain_cli.train.numerics import differences, not_bit_exact, numerics_of
+from megatrain_cli.train.numerics import (
+    chosen_before,
+    differences,
+    not_bit_exact,
+    numerics_of,
+)
 from megatrain_cli.train.position import START
 from megatrain_cli.train.resume import SAVED_CONFIG, Resumption
 from megatrain_cli.train.rows import TrainingRows, load_rows
@@ -85,6 +90,10 @@ def prepare_attempt(
     """
     config, fs = loaded.config, FileSystem()
     skeleton, plan = prepare(loaded)
+    if resumption is not None:
+        before = chosen_before(resumption.checkpoint.manifest, plan.machine)
+        known = replace(plan.known, before=before)
+        plan = make_plan(config, skeleton.spec, skeleton.layouts, plan.machine, known)
     refuse_what_does_not_fit(plan)  # before any data is read
     if resumption is None and config.model.init == "pretrained":
         weights_of(config, skeleton)  # tokenising may take an hour: what is missing is said before

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatrain_cli.plan.activations import Activations, choose_activations
-from megatrain_cli.plan.decide import Known
+from megatrain_cli.plan.decide import Before, Known
 from megatrain_cli.plan.measured import Measured
 from megatrain_cli.plan.plan import SPARE_BYTES, make_plan
 from megatrain_cli.units import show_bytes
@@ -59,6 +59,31 @@ def test_a_plan_keeps_one_layer_less_than_would_not_fit(log_bytes: int, measured
         asked = {"keep_layers": keep + 1}
         more = make_config({"train": {"micro_batch_size": 8}, "pipeline": {"activations": asked}})
         assert make_plan(more, SPEC, layouts_of(SPEC), machine, known).device_bytes > room
+
+
+@given(st.integers(22, 34), st.integers(0, LAYERS), st.booleans(), st.sampled_from([1, 2, 4]))
+def test_what_was_chosen_before_is_chosen_wherever_it_fits(
+    log_bytes: int, keep: int, offload: bool, joined: int
+) -> None:
+    """A resumed run may find other free memory, and its bits depend on both."""
+    train = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
+    machine = replace(GPU, device_bytes=(1 << 30) + (1 << log_bytes))
+    spec, layouts = SPEC, layouts_of(SPEC)
+    asked = make_config({"train": train})
+    known = Known(before=Before(joined, keep, offload))
+    found = make_plan(asked, spec, layouts, machine, known).decisions
+    given = {"activations": {"keep_layers": keep, "offload": offload}}
+    same = make_plan(
+        make_config({"train": train, "pipeline": given}),
+        spec,
+        layouts,
+        machine,
+        Known(joined=joined),
+    )
+    if not same.shortfalls:
+        assert (found.joined, found.keep_layers, found.offload) == (joined, keep, offload)
+    else:
+        assert found == make_plan(asked, spec, layouts, machine).decisions
 
 
 def test_inputs_wait_on_the_host_only_where_the_device_cannot_hold_them() -> None:

@@ -51,7 +51,7 @@ def test_figures_share_a_line_and_those_that_are_wrong_another() -> None:
 
 def test_what_was_not_planned_is_never_wrong() -> None:
     (line,) = lines_of([Compared("a step", None, 1.2, is_bytes=False)])
-    assert line == "a step not planned, 1.2 s measured"
+    assert line == "a step 1.2 s measured, not planned without the rates of `megatrain probe`"
 
 
 def test_the_first_step_counts_only_where_it_is_the_only_one(
@@ -96,7 +96,7 @@ def test_a_run_ends_with_the_comparison(tmp_path: Path, capsys: pytest.CaptureFi
     lines = capsys.readouterr().err.splitlines()
     (found,) = (n for n, line in enumerate(lines) if line.startswith("host RAM "))
     assert "planned" in lines[found]
-    assert "a step not planned, " in lines[found]
+    assert "not planned without the rates" in lines[found]
     *wrong, waited = lines[found + 1 :]
     assert all(line.startswith("not as planned") for line in wrong)
     assert waited.startswith("waited ")

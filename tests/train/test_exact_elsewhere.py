@@ -2,11 +2,15 @@
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megatrain_cli.errors import CorruptError, Stopped
+from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.probe.machine import probe_machine
+from megatrain_cli.train import assemble
 from tests.checkpoint.tiles import manifest_of
 from tests.train.same_runs import checkpoints, differences, differing_tensors, steps_of
 from tests.train.test_outlook import flip
@@ -105,6 +109,30 @@ def test_other_slabs_slots_threads_and_saves_load_the_same_state_and_end_the_sam
     runs.resume(run, *second, "checkpoint.save_steps=1", after={5: stop}, ends=Stopped)
     runs.resume(run, "checkpoint.bounce_pool=1000000", "pipeline.grad_slabs=2")
     assert not differences(whole, run)
+
+
+def test_memory_that_has_come_free_changes_no_bit(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `auto` had kept for backward is what it keeps, on the same kind of device."""
+    with monkeypatch.context() as patch:
+        with_little_room(patch)
+        run = runs.train("little", after={2: stop}, ends=Stopped)
+    assert manifest_of(folder_of(run, 2)).numerics["keep_layers"] == 0
+    said = runs.resume(run)
+    assert "not bit-exact" not in said
+    assert manifest_of(folder_of(run, TOTAL)).numerics["keep_layers"] == 0
+
+
+def with_little_room(patch: pytest.MonkeyPatch) -> None:
+    """Room for a run that keeps nothing, and none to spare."""
+    needs = 1 << 30  # of such a small model, with program and libraries
+
+    def small(device: str) -> MachineSpec:
+        found = probe_machine(device)
+        return replace(found, host_bytes=found.program_bytes + needs)
+
+    patch.setattr(assemble, "probe_machine", small)
 
 
 def test_what_may_change_bits_is_said(runs: Runs) -> None:
