@@ -27,7 +27,16 @@ from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.model.backward import wake_backward
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.machine_file import VERSION, MachineFile
-from megatrain_cli.plan.rates import NARROW_WIDTH, WIDE_WIDTH, ComputeRates, CpuRates, MachineRates
+from megatrain_cli.plan.rates import (
+    LONG_ROW,
+    NARROW_WIDTH,
+    SHORT_ROW,
+    WIDE_WIDTH,
+    ComputeRates,
+    CpuLayer,
+    CpuRates,
+    MachineRates,
+)
 from megatrain_cli.probe.facts import fingerprint, machine_facts
 from megatrain_cli.probe.machine import pci_address, probe_machine
 
@@ -36,9 +45,6 @@ T = TypeVar("T")
 # Seconds of each part after its warm-up. Together much less than the total, which leaves room to
 # warm up and to compile.
 _COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 2.0, 1.2, 2.0, 1.5, 1.5, 2.0, 0.4, 0.4
-
-# A row of the layers that are measured on the cores.
-_CPU_TOKENS = 256
 
 # A cold compile of the layer is not begun with less time left; it cannot be interrupted.
 _COMPILE_NEEDS = 15.0
@@ -144,18 +150,21 @@ class _Work:
     def _cpu(self) -> CpuRates:
         self.say("a layer on the cores")
 
-        def rate(width: int, dtype: torch.dtype) -> float:
+        def rate(width: int, tokens: int, dtype: torch.dtype) -> float:
+            rows = (1, min(tokens, self.amounts.layer_tokens[1]))
             width = min(width, self.amounts.layer_width)
-            tokens = (1, min(_CPU_TOKENS, self.amounts.layer_tokens[1]))
-            layer = Layer(torch.device("cpu"), width, tokens, dtype)
+            layer = Layer(torch.device("cpu"), width, rows, dtype)
             return measure_cpu_layer(layer, self.stopwatch, _LAYER)
 
-        return CpuRates(
-            narrow_float32=rate(NARROW_WIDTH, torch.float32),
-            wide_float32=rate(WIDE_WIDTH, torch.float32),
-            narrow_bfloat16=rate(NARROW_WIDTH, torch.bfloat16),
-            wide_bfloat16=rate(WIDE_WIDTH, torch.bfloat16),
-        )
+        def rates(dtype: torch.dtype) -> CpuLayer:
+            return CpuLayer(
+                narrow_short=rate(NARROW_WIDTH, SHORT_ROW, dtype),
+                narrow_long=rate(NARROW_WIDTH, LONG_ROW, dtype),
+                wide_short=rate(WIDE_WIDTH, SHORT_ROW, dtype),
+                wide_long=rate(WIDE_WIDTH, LONG_ROW, dtype),
+            )
+
+        return CpuRates(float32=rates(torch.float32), bfloat16=rates(torch.bfloat16))
 
     def _lockable(self) -> Lockable:
         self.say("page-locking")

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from megatrain_cli.model.summing import add_in_place
+
 IGNORED = -100
 
 # (leaves_head, leaves_tied, hidden (N, D), targets (N,)) -> summed loss of the N positions, FP32.
@@ -124,7 +126,7 @@ def chunked_loss(
         hidden_gradient[start:end] = gradients[0][: end - start]
         # In FP32: many chunks summed in BF16 would lose the small ones.
         for total, gradient in zip(sums, gradients[1:], strict=True):
-            total.add_(gradient)
+            add_in_place(total, gradient)
         loss_sum.add_(summed.detach())
 
     for start, end, size in cut_positions(hidden.shape[0], chunk, whole.size if whole else None):

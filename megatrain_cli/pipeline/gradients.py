@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from megatrain_cli.model.layout import LayerLayout
+from megatrain_cli.model.summing import add_in_place, row_norms
 
 # Elements whose norm is taken in FP32 before FP64 takes over: few enough for the FP32 error to stay
 # at one rounding, many enough for the FP64 part to cost nothing on devices with slow FP64.
@@ -28,8 +29,7 @@ def squared_norm(flat: torch.Tensor) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64, device=flat.device)
     for part in (flat[:whole].view(-1, NORM_ROW), flat[whole:].view(1, -1)):
         if part.numel():
-            norms = torch.linalg.vector_norm(part, dim=1, dtype=torch.float32)
-            total += norms.double().square_().sum()
+            total += row_norms(part).double().square_().sum()
     return total
 
 
@@ -77,7 +77,13 @@ class GradientCollector:
         if first and absent:
             torch._foreach_zero_(absent)
         if targets:
-            (torch._foreach_copy_ if first else torch._foreach_add_)(targets, parts)
+            if first:
+                torch._foreach_copy_(targets, parts)
+            elif self._sum.is_cuda:
+                torch._foreach_add_(targets, parts)
+            else:
+                for target, part in zip(targets, parts, strict=True):
+                    add_in_place(target, part)
 
     def finish(
         self, layer: int, gradients: Sequence[torch.Tensor | None], out: torch.Tensor
@@ -99,12 +105,10 @@ class GradientCollector:
         else:
             complete = views(self._sum, layout)
         if layer == 0 and self._tied:
-            complete = [
-                part if i not in self._tied
-                else self._tied[i] if part is None
-                else self._tied[i].add_(part)
-                for i, part in enumerate(complete)
-            ]  # fmt: skip
+            for i, part in enumerate(complete):
+                if i in self._tied and part is not None:
+                    add_in_place(self._tied[i], part)
+            complete = [self._tied.get(i, part) for i, part in enumerate(complete)]
         for target, part in zip(views(out, layout), complete, strict=True):
             if part is None:
                 target.zero_()

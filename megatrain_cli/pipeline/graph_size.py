@@ -94,8 +94,7 @@ def _head_bytes(skeleton: Skeleton, d: Decisions) -> int:
     """Of one chunk: logits and two FP32 forms of them, and the weight's gradient."""
     spec, width = skeleton.spec, skeleton.dtype.itemsize
     logits = min(d.head_chunk, d.max_length) * spec.vocab_size
-    # Adding a BF16 gradient to an FP32 sum makes an FP32 copy of all of it first.
-    weight = spec.vocab_size * spec.hidden_size * (width if width == 4 else width + 4)
+    weight = spec.vocab_size * spec.hidden_size * width
     states = 2 * d.max_length * spec.hidden_size * width
     return 3 * 4 * logits + weight + states
 

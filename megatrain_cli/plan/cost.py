@@ -80,7 +80,7 @@ def step_bounds(
     rates = machine.rates
     if rates is None:
         return None
-    count, length = _rows_of(decisions, machine, rows)
+    count, length = rows_of(decisions, machine, rows)
     tokens = round(count * length)
     compute = backward = None
     speed = speed_of(spec, decisions, machine)
@@ -115,7 +115,8 @@ def speed_of(spec: ModelSpec, decisions: Decisions, machine: MachineSpec) -> flo
         return None
     if not machine.has_cuda:
         cpu = rates.cpu
-        return None if cpu is None else cpu.of_layers(spec.hidden_size, decisions.dtype)
+        # What rows cost beside their tokens is left out: a floor is a floor.
+        return None if cpu is None else 6 / cpu.cost(spec.hidden_size, decisions.dtype).token
     if decisions.dtype != "bfloat16" or rates.compute is None:
         return None
     return rates.compute.of_layers(spec.hidden_size, compiled=decisions.compiled)
@@ -125,14 +126,12 @@ def flops_of(
     spec: ModelSpec, decisions: Decisions, machine: MachineSpec, layer: int, rows: RowFacts | None
 ) -> LayerFlops:
     """Operations of a layer over all rows of a step."""
-    count, length = _rows_of(decisions, machine, rows)
+    count, length = rows_of(decisions, machine, rows)
     whole = decisions.attention != "packed"
     return layer_flops(spec, layer, count, round(length), whole=whole)
 
 
-def _rows_of(
-    decisions: Decisions, machine: MachineSpec, rows: RowFacts | None
-) -> tuple[int, float]:
+def rows_of(decisions: Decisions, machine: MachineSpec, rows: RowFacts | None) -> tuple[int, float]:
     """How many rows a step has, and how long they are: as planned, or on a CPU on average."""
     count = decisions.num_micro_batches * decisions.micro_batch_size
     if machine.has_cuda or rows is None:

@@ -20,8 +20,8 @@ PAGEABLE, MAPPED, PINNED, DEVICE = "host pageable", "host mapped", "host pinned"
 # Interpreter, torch, transformers and tokenizer before a store exists; the process that plans looks
 # at itself, and this is for plans of another machine. CPU build of torch 2.13, Linux x86-64.
 CPU_PROGRAM_BYTES = 430 * MIB
-# What comes later on the CPU: Numba's kernels (44 MiB), threads and their heaps, and code of torch's
-# that is first used in a step. Fitted to the runs of scripts/check_plan.py.
+# What comes later on the CPU: Numba's kernels (44 MiB), threads and their heaps, and code of
+# torch's that is first used in a step. Fitted to the runs of scripts/check_plan.py.
 CPU_LATER_BYTES = 80 * MIB
 # oneDNN, which computes BF16 on the CPU: its first use, and what it keeps for each length of rows
 # (8 MiB at width 512, 11 at 1024 for the products of a layer, and a head's), up to 1024 primitives,

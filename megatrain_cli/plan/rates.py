@@ -69,32 +69,70 @@ class ComputeRates:
 NARROW_WIDTH, WIDE_WIDTH = 512, 2048
 """Hidden sizes of the decoder layers that are measured on the CPU."""
 
+SHORT_ROW, LONG_ROW = 64, 512
+"""Tokens of the rows that they are measured with."""
+
+
+@dataclass(frozen=True)
+class CpuCost:
+    """What a parameter of a layer takes in forward and backward together, in seconds.
+
+    Attributes:
+        row: For each row, however short: the weight is read twice and its gradient written.
+        token: For each token.
+    """
+
+    row: float
+    token: float
+
+
+@dataclass(frozen=True)
+class CpuLayer:
+    """Operations a second of all cores in a decoder layer, forward and backward, eager.
+
+    Counted as 6 x parameters x tokens; widths and rows are the constants above.
+    """
+
+    narrow_short: Rate
+    narrow_long: Rate
+    wide_short: Rate
+    wide_long: Rate
+
+    def cost(self, hidden_size: int) -> CpuCost:
+        """Of a layer of another width.
+
+        A part of each cost stays and one falls as the width grows: products take its square and all
+        else follows the width.
+        """
+        narrow = _cost(self.narrow_short, self.narrow_long)
+        wide = _cost(self.wide_short, self.wide_long)
+
+        def at(narrow: float, wide: float) -> float:
+            slope = (narrow - wide) / (1 / NARROW_WIDTH - 1 / WIDE_WIDTH)
+            # Two measurements that scatter must not give an operation that takes no time.
+            return max(wide + slope * (1 / hidden_size - 1 / WIDE_WIDTH), min(narrow, wide) / 2)
+
+        return CpuCost(at(narrow.row, wide.row), at(narrow.token, wide.token))
+
+
+def _cost(short: float, long: float) -> CpuCost:
+    """From the rates at two lengths; a row costs nothing itself where it seems to cost less."""
+    seconds_short, seconds_long = 6 * SHORT_ROW / short, 6 * LONG_ROW / long
+    token = (seconds_long - seconds_short) / (LONG_ROW - SHORT_ROW)
+    token = min(max(token, seconds_long / LONG_ROW / 2), seconds_long / LONG_ROW)
+    return CpuCost(seconds_long - LONG_ROW * token, token)
+
 
 @dataclass(frozen=True)
 class CpuRates:
-    """Operations a second of all cores in a decoder layer, forward and backward, eager.
+    """Of all cores, by compute dtype."""
 
-    Counted as 6 x parameters x tokens, of layers of `NARROW_WIDTH` and `WIDE_WIDTH`.
-    """
+    float32: CpuLayer
+    bfloat16: CpuLayer
 
-    narrow_float32: Rate
-    wide_float32: Rate
-    narrow_bfloat16: Rate
-    wide_bfloat16: Rate
-
-    def of_layers(self, hidden_size: int, dtype: str) -> float:
-        """Of another width; `dtype` is the compute dtype.
-
-        The time an operation takes is a part that stays and one that falls as the width grows, as
-        products take its square and all else follows the width.
-        """
-        narrow, wide = self.narrow_float32, self.wide_float32
-        if dtype == "bfloat16":
-            narrow, wide = self.narrow_bfloat16, self.wide_bfloat16
-        slope = (1 / narrow - 1 / wide) / (1 / NARROW_WIDTH - 1 / WIDE_WIDTH)
-        # Two measurements that scatter must not give an operation that takes no time.
-        least = 1 / (2 * max(narrow, wide))
-        return 1 / max(1 / wide + slope * (1 / hidden_size - 1 / WIDE_WIDTH), least)
+    def cost(self, hidden_size: int, dtype: str) -> CpuCost:
+        """Of a layer; `dtype` is the compute dtype."""
+        return (self.bfloat16 if dtype == "bfloat16" else self.float32).cost(hidden_size)
 
 
 @dataclass(frozen=True)

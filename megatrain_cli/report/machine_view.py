@@ -7,7 +7,14 @@ from rich.table import Table
 from rich.text import Text
 
 from megatrain_cli.plan.machine_file import MachineFacts, MachineFile
-from megatrain_cli.plan.rates import NARROW_WIDTH, WIDE_WIDTH, MachineRates, ThreadRate
+from megatrain_cli.plan.rates import (
+    LONG_ROW,
+    NARROW_WIDTH,
+    SHORT_ROW,
+    WIDE_WIDTH,
+    MachineRates,
+    ThreadRate,
+)
 from megatrain_cli.report.plan_view import print_table, say
 from megatrain_cli.units import show_bytes
 
@@ -82,12 +89,11 @@ def _rate_rows(rates: MachineRates) -> Iterator[tuple[str, str]]:
         yield "decoder layer", f"{gpu.layer / 1e12:.4g} TFLOPS, {also}"
     if rates.cpu is not None:
         cpu = rates.cpu
-        for name, narrow, wide in (
-            ("FP32", cpu.narrow_float32, cpu.wide_float32),
-            ("BF16", cpu.narrow_bfloat16, cpu.wide_bfloat16),
-        ):
-            found = f"{wide / 1e9:.4g} GFLOPS at width {WIDE_WIDTH}, {narrow / 1e9:.4g} at"
-            yield f"layer on the cores, {name}", f"{found} {NARROW_WIDTH}"
+        for name, layer in (("FP32", cpu.float32), ("BF16", cpu.bfloat16)):
+            wide = f"{layer.wide_long / 1e9:.4g} and {layer.wide_short / 1e9:.4g} GFLOPS at width"
+            narrow = f"{layer.narrow_long / 1e9:.4g} and {layer.narrow_short / 1e9:.4g} at"
+            found = f"{wide} {WIDE_WIDTH}, {narrow} {NARROW_WIDTH}"
+            yield f"layer on the cores, {name}", f"{found} (rows of {LONG_ROW}, {SHORT_ROW})"
     if rates.disk is None:
         yield "disk", _ABSENT
     else:

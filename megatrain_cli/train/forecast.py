@@ -8,7 +8,7 @@ from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.pipeline.copying import COPY_THREADS
 from megatrain_cli.pipeline.forecast import Timeline, play, play_in_turn
 from megatrain_cli.pipeline.ops import Kind, Op
-from megatrain_cli.plan.cost import flops_of, speed_of
+from megatrain_cli.plan.cost import flops_of, rows_of, speed_of
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.plan.rates import LinkRate, MachineRates, rate_at
 from megatrain_cli.plan.row_facts import RowFacts
@@ -18,6 +18,8 @@ from megatrain_cli.units import show_duration
 
 # Of an op that moves a few bytes and waits for nothing: what it takes to issue it.
 _ISSUE_SECONDS = 1e-4
+# FP32 logits are made, turned into logarithms and into a gradient, and that is rounded.
+_LOGIT_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,8 @@ class _Durations:
         rows, layers = plan.known.rows, range(len(spec.layers))
         self._flops = [flops_of(spec, d, plan.machine, layer, rows) for layer in layers]
         self._width = DTYPE_BYTES[d.dtype]
+        cpu = None if plan.machine.has_cuda else rates.cpu
+        self._row = 0.0 if cpu is None else cpu.cost(spec.hidden_size, d.dtype).row
         assert plan.bounds is not None
         # Of all updates together, at the rate of this run's masters and threads.
         self._update = plan.bounds.adam / spec.num_parameters
@@ -179,12 +183,14 @@ class _Durations:
                 num_bytes = tokens * self._spec.hidden_size * self._width
                 return self._copy(num_bytes, to_host=op.kind is Kind.OFFLOAD)
             case Kind.FORWARD | Kind.RECOMPUTE | Kind.SCORE:
-                return self._compute(self._flops[op.layer].forward)
+                return self._compute(self._flops[op.layer].forward) + self._weights(op, 1 / 3)
             case Kind.BACKWARD:
-                return self._compute(self._flops[op.layer].backward) + self._sums(op)
+                seconds = self._compute(self._flops[op.layer].backward) + self._sums(op)
+                return seconds + self._weights(op, 2 / 3)
             case Kind.LOSS:
                 both = self._flops[op.layer].forward + self._flops[op.layer].backward
-                return self._compute(both) + self._sums(op)
+                seconds = self._compute(both) + self._sums(op)
+                return seconds + self._weights(op, 1) + self._logits()
             case Kind.ACCUMULATE:
                 num_bytes = self._numel(op) * self._width
                 return num_bytes / rate_at(self._rates.copy, COPY_THREADS)
@@ -210,6 +216,26 @@ class _Durations:
         if not self._plan.decisions.pin_store and packed is not None:
             seconds = max(seconds, num_bytes / rate_at(packed, COPY_THREADS))
         return seconds
+
+    def _weights(self, op: Op, share: float) -> float:
+        """On the CPU: reading a layer's weights and writing their gradient, for each row.
+
+        Forward reads them, backward reads them once more and writes. A GPU has rows enough to hide
+        that. An embedding is not read, and its gradient is written in whole.
+        """
+        last = op.layer == len(self._spec.layers) - 1
+        layer = self._spec.layers[0 if last and self._spec.tied else op.layer]
+        if op.layer == 0:
+            share -= 1 / 3
+        return max(share, 0.0) * self._row * layer.active_numel
+
+    def _logits(self) -> float:
+        """On the CPU: what a row's FP32 logits are copied, for the loss and its gradient."""
+        if self._plan.machine.has_cuda:
+            return 0.0
+        plan = self._plan
+        _, tokens = rows_of(plan.decisions, plan.machine, plan.known.rows)
+        return _LOGIT_COPIES * 4 * tokens * self._spec.vocab_size / self._in_ram
 
     def _sums(self, op: Op) -> float:
         """On the CPU: adding a micro-batch's gradients up in FP32; at last rounding, and a norm.

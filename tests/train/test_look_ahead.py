@@ -16,7 +16,7 @@ from megatrain_cli.pipeline.graph_size import measure_graphs
 from megatrain_cli.plan.cost import step_bounds
 from megatrain_cli.plan.memory import MAPPED
 from megatrain_cli.plan.plan import RunPlan, make_plan
-from megatrain_cli.plan.rates import CpuRates
+from megatrain_cli.plan.rates import LONG_ROW, SHORT_ROW, CpuLayer, CpuRates
 from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.train import look_ahead as module
 from megatrain_cli.train.assemble import prepare
@@ -152,8 +152,11 @@ def test_an_evaluation_takes_no_memory_of_its_own() -> None:
         assert judged.lines == plain.lines
 
 
+CORES = CpuLayer(narrow_short=30e9, narrow_long=50e9, wide_short=60e9, wide_long=100e9)
+
+
 def test_the_cpu_does_one_thing_after_the_other() -> None:
-    cpu = CpuRates(50e9, 100e9, 80e9, 200e9)
+    cpu = CpuRates(CORES, CORES)
     machine = replace(CPU, rates=replace(RATES, compute=None, link=None, cpu=cpu))
     spec = make_spec(hidden=512)
     plan = plan_for(spec, machine)
@@ -170,11 +173,20 @@ def test_the_cpu_does_one_thing_after_the_other() -> None:
     assert less.compute < 0.55 * bounds.compute
 
 
-def test_rates_of_the_cores_follow_the_width() -> None:
-    cpu = CpuRates(50e9, 100e9, 80e9, 200e9)
-    assert cpu.of_layers(512, "float32") == pytest.approx(50e9)
-    assert cpu.of_layers(2048, "bfloat16") == pytest.approx(200e9)
-    assert 50e9 < cpu.of_layers(1024, "float32") < 100e9 < cpu.of_layers(10**6, "float32") <= 200e9
+@pytest.mark.parametrize(("width", "rates"), [(512, (30e9, 50e9)), (2048, (60e9, 100e9))])
+def test_the_cores_cost_what_was_measured(width: int, rates: tuple[float, float]) -> None:
+    cost = CORES.cost(width)
+    for tokens, rate in zip((SHORT_ROW, LONG_ROW), rates, strict=True):
+        assert cost.row + tokens * cost.token == pytest.approx(6 * tokens / rate)
+
+
+def test_costs_of_the_cores_follow_the_width_and_are_never_nothing() -> None:
+    found = [CORES.cost(width) for width in (256, 512, 1024, 2048, 10**6)]
+    assert [cost.token for cost in found] == sorted((cost.token for cost in found), reverse=True)
+    assert all(cost.token > 0 for cost in found)
+    scattered = CpuLayer(narrow_short=90e9, narrow_long=50e9, wide_short=60e9, wide_long=100e9)
+    assert scattered.cost(512).row == pytest.approx(0)
+    assert scattered.cost(512).token == pytest.approx(6 / 50e9)
 
 
 def test_a_run_takes_the_memory_that_was_planned(tmp_path: Path) -> None:
