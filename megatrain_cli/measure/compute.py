@@ -1,5 +1,6 @@
 """How fast the GPU multiplies, and how fast it, or the cores, compute a decoder layer."""
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -10,6 +11,7 @@ from megatrain_cli.measure.stopwatch import Stopwatch
 
 # Calls in a row, so that issuing them from Python is hidden behind computing.
 _IN_A_ROW = 5
+_NEW_LENGTHS = 5
 
 
 def measure_matmul(device: torch.device, size: int, stopwatch: Stopwatch, budget: float) -> float:
@@ -85,6 +87,28 @@ def measure_cpu_layer(layer: Layer, stopwatch: Stopwatch, budget: float) -> floa
         return stopwatch.clock() - began
 
     return layer.flops / stopwatch.median(seconds, budget)
+
+
+def measure_new_lengths(
+    width: int, tokens: int, dtype: torch.dtype, rate: float, stopwatch: Stopwatch
+) -> float:
+    """Seconds that a row takes more when it is the first of its length; 0 where nothing is seen.
+
+    oneDNN makes kernels for each shape, and computes BF16; FP32 is computed by another library.
+
+    Args:
+        width: Of the layer.
+        tokens: Rows are a little longer.
+        dtype: Of the layer.
+        rate: Operations a second of such rows when their length is known.
+        stopwatch: Has the clock.
+    """
+    found = []
+    for more in range(1, _NEW_LENGTHS + 1):
+        layer = Layer(torch.device("cpu"), width, (1, tokens + more), dtype)
+        seconds = stopwatch.seconds_of(partial(layer.run, layer.module))
+        found.append(seconds - layer.flops / rate)
+    return max(0.0, statistics.median(found))
 
 
 def measure_compiled_layer(

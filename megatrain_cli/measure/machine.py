@@ -18,6 +18,7 @@ from megatrain_cli.measure.compute import (
     measure_cpu_layer,
     measure_layer,
     measure_matmul,
+    measure_new_lengths,
 )
 from megatrain_cli.measure.disk import measure_disk
 from megatrain_cli.measure.link import measure_link
@@ -39,6 +40,7 @@ from megatrain_cli.plan.rates import (
 )
 from megatrain_cli.probe.facts import fingerprint, machine_facts
 from megatrain_cli.probe.machine import pci_address, probe_machine
+from megatrain_cli.store.heap import settle_heap
 
 T = TypeVar("T")
 
@@ -149,6 +151,7 @@ class _Work:
 
     def _cpu(self) -> CpuRates:
         self.say("a layer on the cores")
+        settle_heap()  # as runs do
 
         def rate(width: int, tokens: int, dtype: torch.dtype) -> float:
             rows = (1, min(tokens, self.amounts.layer_tokens[1]))
@@ -157,8 +160,12 @@ class _Work:
             return measure_cpu_layer(layer, self.stopwatch, _LAYER)
 
         def rates(dtype: torch.dtype) -> CpuLayer:
+            short = rate(NARROW_WIDTH, SHORT_ROW, dtype)
+            width = min(NARROW_WIDTH, self.amounts.layer_width)
+            first = measure_new_lengths(width, SHORT_ROW, dtype, short, self.stopwatch)
             return CpuLayer(
-                narrow_short=rate(NARROW_WIDTH, SHORT_ROW, dtype),
+                new_length=first,
+                narrow_short=short,
                 narrow_long=rate(NARROW_WIDTH, LONG_ROW, dtype),
                 wide_short=rate(WIDE_WIDTH, SHORT_ROW, dtype),
                 wide_long=rate(WIDE_WIDTH, LONG_ROW, dtype),

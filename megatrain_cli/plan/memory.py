@@ -27,7 +27,7 @@ CPU_LATER_BYTES = 80 * MIB
 # (8 MiB at width 512, 11 at 1024 for the products of a layer, and a head's), up to 1024 primitives,
 # of which a length takes 12. Torch 2.13, 2026-11-30.
 _ONEDNN_BYTES, _LENGTH_BYTES, _LENGTH_BYTES_WIDTH = 30 * MIB, 8.7 * MIB, 6.4 * KIB
-_MOST_LENGTHS = 1024 // 12
+MOST_LENGTHS = 1024 // 12
 # CUDA build of torch 2.11 on an H200, 2026-11-29: what the peak of a run that compiles left after
 # its tiles (3B, 8 rows of 1024: 2.23 GiB); eager runs from 0.5B to 7B left 1900 MiB at most.
 CUDA_PROGRAM_BYTES = 2300 * MIB
@@ -127,7 +127,7 @@ def kernels(sizes: Sizes) -> PlanLine:
     num_bytes = 0.0
     if not sizes.on_gpu and sizes.rows is not None and sizes.decisions.dtype == "bfloat16":
         each = _LENGTH_BYTES + _LENGTH_BYTES_WIDTH * sizes.spec.hidden_size
-        num_bytes = _ONEDNN_BYTES + min(sizes.rows.lengths, _MOST_LENGTHS) * each
+        num_bytes = _ONEDNN_BYTES + min(sizes.rows.lengths, MOST_LENGTHS) * each
     return PlanLine("kernels", PAGEABLE, int(num_bytes), "oneDNN's, for each length of rows")
 
 

@@ -91,12 +91,16 @@ class CpuLayer:
     """Operations a second of all cores in a decoder layer, forward and backward, eager.
 
     Counted as 6 x parameters x tokens; widths and rows are the constants above.
+
+    Attributes:
+        new_length: Seconds that the first row of a length takes more, when kernels are made for it.
     """
 
     narrow_short: Rate
     narrow_long: Rate
     wide_short: Rate
     wide_long: Rate
+    new_length: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
     def cost(self, hidden_size: int) -> CpuCost:
         """Of a layer of another width.

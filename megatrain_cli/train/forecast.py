@@ -9,6 +9,7 @@ from megatrain_cli.pipeline.copying import COPY_THREADS
 from megatrain_cli.pipeline.forecast import Timeline, play, play_in_turn
 from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.plan.cost import flops_of, rows_of, speed_of
+from megatrain_cli.plan.memory import MOST_LENGTHS
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.plan.rates import LinkRate, MachineRates, rate_at
 from megatrain_cli.plan.row_facts import RowFacts
@@ -20,6 +21,8 @@ from megatrain_cli.units import show_duration
 _ISSUE_SECONDS = 1e-4
 # FP32 logits are made, turned into logarithms and into a gradient, and that is rounded.
 _LOGIT_COPIES = 4
+# Kernels that are made for a length: those of a layer's seven products, and of the head's.
+_WITH_HEAD = 8 / 7
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,13 @@ def _end_of_backward(timeline: Timeline) -> float:
     return max(t.end for t in timeline.ops if t.op.kind in (Kind.BACKWARD, Kind.LOSS))
 
 
+def _new_lengths(rows: RowFacts, step_rows: int) -> float:
+    """The share of rows for whose length there are no kernels: not yet, or no more."""
+    if rows.lengths > MOST_LENGTHS:
+        return 1.0
+    return min(1.0, rows.lengths / (rows.total_steps * step_rows))
+
+
 class _Durations:
     """Seconds of each op, alone, at the rates of a machine."""
 
@@ -167,6 +177,11 @@ class _Durations:
         self._width = DTYPE_BYTES[d.dtype]
         cpu = None if plan.machine.has_cuda else rates.cpu
         self._row = 0.0 if cpu is None else cpu.cost(spec.hidden_size, d.dtype).row
+        self._new_length = 0.0
+        if cpu is not None and plan.known.rows is not None:
+            layer = cpu.bfloat16 if d.dtype == "bfloat16" else cpu.float32
+            share = _new_lengths(plan.known.rows, d.num_micro_batches)
+            self._new_length = share * layer.new_length * _WITH_HEAD
         assert plan.bounds is not None
         # Of all updates together, at the rate of this run's masters and threads.
         self._update = plan.bounds.adam / spec.num_parameters
@@ -183,7 +198,9 @@ class _Durations:
                 num_bytes = tokens * self._spec.hidden_size * self._width
                 return self._copy(num_bytes, to_host=op.kind is Kind.OFFLOAD)
             case Kind.FORWARD | Kind.RECOMPUTE | Kind.SCORE:
-                return self._compute(self._flops[op.layer].forward) + self._weights(op, 1 / 3)
+                seconds = self._compute(self._flops[op.layer].forward) + self._weights(op, 1 / 3)
+                is_first = op.layer == 1 and op.kind is not Kind.RECOMPUTE
+                return seconds + (self._new_length if is_first else 0.0)
             case Kind.BACKWARD:
                 seconds = self._compute(self._flops[op.layer].backward) + self._sums(op)
                 return seconds + self._weights(op, 2 / 3)

@@ -152,7 +152,9 @@ def test_an_evaluation_takes_no_memory_of_its_own() -> None:
         assert judged.lines == plain.lines
 
 
-CORES = CpuLayer(narrow_short=30e9, narrow_long=50e9, wide_short=60e9, wide_long=100e9)
+CORES = CpuLayer(
+    narrow_short=30e9, narrow_long=50e9, wide_short=60e9, wide_long=100e9, new_length=0.01
+)
 
 
 def test_the_cpu_does_one_thing_after_the_other() -> None:
@@ -184,7 +186,7 @@ def test_costs_of_the_cores_follow_the_width_and_are_never_nothing() -> None:
     found = [CORES.cost(width) for width in (256, 512, 1024, 2048, 10**6)]
     assert [cost.token for cost in found] == sorted((cost.token for cost in found), reverse=True)
     assert all(cost.token > 0 for cost in found)
-    scattered = CpuLayer(narrow_short=90e9, narrow_long=50e9, wide_short=60e9, wide_long=100e9)
+    scattered = replace(CORES, narrow_short=90e9)
     assert scattered.cost(512).row == pytest.approx(0)
     assert scattered.cost(512).token == pytest.approx(6 / 50e9)
 
