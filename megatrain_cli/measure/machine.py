@@ -40,7 +40,6 @@ from megatrain_cli.plan.rates import (
 )
 from megatrain_cli.probe.facts import fingerprint, machine_facts
 from megatrain_cli.probe.machine import pci_address, probe_machine
-from megatrain_cli.store.heap import settle_heap
 
 T = TypeVar("T")
 
@@ -151,7 +150,6 @@ class _Work:
 
     def _cpu(self) -> CpuRates:
         self.say("a layer on the cores")
-        settle_heap()  # as runs do
 
         def rate(width: int, tokens: int, dtype: torch.dtype) -> float:
             rows = (1, min(tokens, self.amounts.layer_tokens[1]))

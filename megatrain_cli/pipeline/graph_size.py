@@ -94,7 +94,8 @@ def _head_bytes(skeleton: Skeleton, d: Decisions) -> int:
     """Of one chunk: logits and two FP32 forms of them, and the weight's gradient."""
     spec, width = skeleton.spec, skeleton.dtype.itemsize
     logits = min(d.head_chunk, d.max_length) * spec.vocab_size
-    weight = spec.vocab_size * spec.hidden_size * width
+    # In BF16 as much again was seen beside it (scripts/check_plan.py).
+    weight = spec.vocab_size * spec.hidden_size * 4
     states = 2 * d.max_length * spec.hidden_size * width
     return 3 * 4 * logits + weight + states
 
