@@ -83,6 +83,7 @@ def measure_resume(job: Job, checkpoint: Path, *, eager: bool) -> ResumeFigures:
         spans = _keep_spans(engine)
         if eager:
             loader.wait()
+        before = loader.num_bytes  # the samples may be some milliseconds old
         position = Position(saved.manifest.step, saved.manifest.data.next_row)
         run = Run(made.loaded, engine, made.rows(), start=position)
         steps = list(islice(timed(run.steps(), made.console), RESUMED_STEPS))
@@ -98,7 +99,7 @@ def measure_resume(job: Job, checkpoint: Path, *, eager: bool) -> ResumeFigures:
             eager=eager,
             ready_seconds=ready,
             first_seconds=first - began,
-            first_bytes=read.at(first),
+            first_bytes=max(before, read.at(first)),
             least_bytes=sum(shard.weights.bytes for shard in least),
             loaded_seconds=report.seconds,
             num_bytes=report.num_bytes,
