@@ -9,8 +9,9 @@ that is to be given up, and so for the disk. What is half written has a name tha
 the next start removes it.
 
 One request may come as several signals: `timeout` tells its child and then the whole group, a
-closed terminal is told by the shell and by the kernel, a cancelled job gets SIGINT and SIGTERM. So
-what follows within a second, SIGINT apart, is taken for the same request.
+closed terminal is told by the shell and by the kernel, a cancelled job gets SIGINT and SIGTERM, in
+either order. So what follows within a second is taken for the same request, unless it is a second
+SIGINT: that is a person's.
 """
 
 import os
@@ -60,6 +61,7 @@ class StopRequest:
         self.save_wanted = False
         self._nothing_to_save, self._clock = nothing_to_save, clock
         self._noted_at = 0.0
+        self._interrupted = False
         self._before: dict[int, object] = {}
 
     @property
@@ -91,8 +93,9 @@ class StopRequest:
         if self.signal_name is None:
             self._noted_at, self.number = self._clock(), number
             self.signal_name = name
-        elif number == signal.SIGINT or self.seconds > _ONE_REQUEST_SECONDS:
+        elif self.seconds > _ONE_REQUEST_SECONDS or (self._interrupted and number == signal.SIGINT):
             leave_now(number, f"Stopped by a second signal, {name}: the last checkpoint stays.")
+        self._interrupted |= number == signal.SIGINT
 
     def _ask_for_save(self, number: int, frame: FrameType | None) -> None:
         del number, frame

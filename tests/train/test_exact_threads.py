@@ -8,10 +8,12 @@ that trickles in changes nothing (B6).
 import math
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
@@ -72,6 +74,30 @@ def test_a_chain_of_stops_and_deaths_ends_the_same(runs: Runs, whole: Path) -> N
     assert not differences(whole, run)
 
 
+@contextmanager
+def wakes_by(number: signal.Signals) -> Iterator[None]:
+    """A signal that does nothing but wake a thread."""
+    before = signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def wait_for_handler(main: int, noted: "SimpleQueue[None]") -> None:
+    """Wait until the main thread has handled a signal.
+
+    One that arrives just before it begins to wait for a lock is handled when that wait ends, which
+    is for us to bring about: other signals wake it until then.
+    """
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        signal.pthread_kill(main, signal.SIGUSR2)
+        with suppress(Empty):
+            return noted.get(timeout=0.1)
+    raise AssertionError("the signal was not handled")
+
+
 def stop_between(
     runs: Runs, name: str, number: int, *, next_step: bool, guarded: bool = True
 ) -> Path:
@@ -107,7 +133,7 @@ def stop_between(
             asked.append(number)
             assert (begun if next_step else landed).wait(PATIENCE)
             signal.pthread_kill(main, signal.SIGTERM)
-            noted.get(timeout=PATIENCE)
+            wait_for_handler(main, noted)
             go_on.set()
         return apply(self, *args)
 
@@ -124,7 +150,7 @@ def stop_between(
         assert next_step or go_on.wait(PATIENCE)
 
     early = "checkpoint.include_gradients=true"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, wakes_by(signal.SIGUSR2):
         patch.setattr(StopRequest, "_note", note_and_tell)
         patch.setattr(StepUpdate, "__setattr__", tell_landing)
         patch.setattr(StepUpdate, "update", update)

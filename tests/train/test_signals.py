@@ -68,7 +68,7 @@ def test_interrupt_and_terminate_in_one_instant_are_one_request(
 
     run = tmp_path / "run"
     moments.at(3, Kind.FORWARD, both)
-    with pytest.raises(Stopped, match="Stopped by SIGINT after step 3 of 6; all is saved"):
+    with pytest.raises(Stopped, match=r"Stopped by SIG(INT|TERM) after step 3 of 6; all is saved"):
         train_here(workspace, f"train.output_dir={run}")
     assert checkpoints_of(run) == ["step-00000003"]
 
