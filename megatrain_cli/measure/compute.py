@@ -80,13 +80,8 @@ def measure_layer(device: torch.device, layer: Layer, stopwatch: Stopwatch, budg
 
 def measure_cpu_layer(layer: Layer, stopwatch: Stopwatch, budget: float) -> float:
     """The same of all cores that torch uses."""
-
-    def seconds() -> float:
-        began = stopwatch.clock()
-        layer.run(layer.module)
-        return stopwatch.clock() - began
-
-    return layer.flops / stopwatch.median(seconds, budget)
+    work = partial(layer.run, layer.module)
+    return layer.flops / stopwatch.median(partial(stopwatch.seconds_of, work), budget)
 
 
 def measure_new_lengths(
@@ -104,14 +99,13 @@ def measure_new_lengths(
         stopwatch: Has the clock.
     """
     found = []
-    module = Layer(torch.device("cpu"), width, (1, tokens), dtype).module
-    for more in range(_NEW_LENGTHS + 1):
+    first = Layer(torch.device("cpu"), width, (1, tokens), dtype)
+    first.run(first.module)
+    for more in range(1, _NEW_LENGTHS + 1):
         layer = Layer(torch.device("cpu"), width, (1, tokens + more), dtype)
-        # The same weights, whose memory has been touched by the first.
-        seconds = stopwatch.seconds_of(partial(layer.run, module))
-        module.zero_grad(set_to_none=True)
-        if more:
-            found.append(seconds - layer.flops / rate)
+        layer.module = first.module  # whose memory has been touched
+        seconds = stopwatch.seconds_of(partial(layer.run, layer.module))
+        found.append(seconds - layer.flops / rate)
     return max(0.0, statistics.median(found))
 
 

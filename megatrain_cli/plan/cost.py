@@ -116,7 +116,7 @@ def speed_of(spec: ModelSpec, decisions: Decisions, machine: MachineSpec) -> flo
     if not machine.has_cuda:
         cpu = rates.cpu
         # What rows cost beside their tokens is left out: a floor is a floor.
-        return None if cpu is None else 6 / cpu.cost(spec.hidden_size, decisions.dtype).token
+        return None if cpu is None else 6 / cpu.of(decisions.dtype).cost(spec.hidden_size).token
     if decisions.dtype != "bfloat16" or rates.compute is None:
         return None
     return rates.compute.of_layers(spec.hidden_size, compiled=decisions.compiled)

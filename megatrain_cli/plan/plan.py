@@ -135,11 +135,9 @@ def make_plan(
             return free >= spare
         if _total(lines, device=True) + spare > machine.device_bytes:
             return False
-        # Inputs that wait on the host take much of it, and what the device keeps a little. Where
-        # neither is asked for, a host that is too small is no matter of activations.
-        if decisions.offload:
-            return free >= spare
-        return free >= 0 or decisions.keep_layers == 0
+        # Inputs that wait on the host take much of it; elsewhere a host that is too small is no
+        # matter of activations.
+        return not decisions.offload or free >= spare
 
     def with_activations(asked: TrainConfig, decisions: Decisions) -> Decisions:
         if asked.pipeline.activations != "auto":

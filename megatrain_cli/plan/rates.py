@@ -134,9 +134,9 @@ class CpuRates:
     float32: CpuLayer
     bfloat16: CpuLayer
 
-    def cost(self, hidden_size: int, dtype: str) -> CpuCost:
-        """Of a layer; `dtype` is the compute dtype."""
-        return (self.bfloat16 if dtype == "bfloat16" else self.float32).cost(hidden_size)
+    def of(self, dtype: str) -> CpuLayer:
+        """Of a compute dtype."""
+        return self.bfloat16 if dtype == "bfloat16" else self.float32
 
 
 @dataclass(frozen=True)

@@ -175,13 +175,13 @@ class _Durations:
         rows, layers = plan.known.rows, range(len(spec.layers))
         self._flops = [flops_of(spec, d, plan.machine, layer, rows) for layer in layers]
         self._width = DTYPE_BYTES[d.dtype]
-        cpu = None if plan.machine.has_cuda else rates.cpu
-        self._row = 0.0 if cpu is None else cpu.cost(spec.hidden_size, d.dtype).row
-        self._new_length = 0.0
-        if cpu is not None and plan.known.rows is not None:
-            layer = cpu.bfloat16 if d.dtype == "bfloat16" else cpu.float32
-            share = _new_lengths(plan.known.rows, d.num_micro_batches)
-            self._new_length = share * layer.new_length * _WITH_HEAD
+        self._row = self._new_length = 0.0
+        if not plan.machine.has_cuda and rates.cpu is not None:
+            cpu = rates.cpu.of(d.dtype)
+            self._row = cpu.cost(spec.hidden_size).row
+            if plan.known.rows is not None:
+                share = _new_lengths(plan.known.rows, d.num_micro_batches)
+                self._new_length = share * cpu.new_length * _WITH_HEAD
         assert plan.bounds is not None
         # Of all updates together, at the rate of this run's masters and threads.
         self._update = plan.bounds.adam / spec.num_parameters

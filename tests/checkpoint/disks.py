@@ -3,6 +3,7 @@
 import fcntl
 import functools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,11 +17,12 @@ OPERATIONS = [name for name in vars(FileSystem) if not name.startswith("_")]
 TAKES_ROOM = {"make_folder", "create", "allocate", "write", "sync"}
 
 
-class WatchedFileSystem(FileSystem):
+class WatchedFileSystem(FileSystem, ABC):
     """The real file system; `before` is called ahead of each operation and may raise."""
 
+    @abstractmethod
     def before(self, name: str, args: tuple[object, ...]) -> None:
-        raise NotImplementedError
+        """May raise what the operation is to fail with."""
 
 
 def _watched(name: str) -> Callable[..., object]:

@@ -147,7 +147,7 @@ def test_calls_are_taught_results_and_muted_turns_are_not(steps: list[str], odd:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SAMPLE.is_dir(), reason="the sample model is made by `make sample`")
+@pytest.mark.skipif(not SAMPLE.is_dir(), reason="scripts/get_sample_model.py makes the model")
 @given(exchanges)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_the_same_with_the_tokenizer_and_template_of_a_real_model(

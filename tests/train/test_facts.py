@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from megatrain_cli.checkpoint.facts import Facts, ModelFacts, Pending
 from megatrain_cli.checkpoint.strict_json import canonical
 from megatrain_cli.errors import IncompatibleError, ModelError
+from megatrain_cli.plan.decide import Before
 from megatrain_cli.plan.tiles import TileFormat
 from megatrain_cli.train import numerics
 from megatrain_cli.train.data_facts import data_facts
@@ -27,7 +28,12 @@ from megatrain_cli.train.facts import (
     model_facts,
     run_facts,
 )
-from megatrain_cli.train.numerics import differences, not_bit_exact, numerics_of
+from megatrain_cli.train.numerics import (
+    chosen_before,
+    differences,
+    not_bit_exact,
+    numerics_of,
+)
 from tests.plan.small import GPU
 from tests.train.workspace import Started, make_workspace, start
 
@@ -168,6 +174,16 @@ def test_every_difference_is_told_once_and_equal_prints_promise_bits(
     if said:
         assert said.startswith("not bit-exact from here on: ")
         assert "\n" not in said
+
+
+def test_what_was_chosen_is_taken_over_on_the_same_kind_of_device_alone(run: Started) -> None:
+    saved = facts_of(run).at(0, losses=(), parent=None)
+    machine = run.engine.plan.machine
+    d = run.engine.plan.decisions
+    assert chosen_before(saved, machine) == Before(d.joined, d.keep_layers, d.offload)
+    assert chosen_before(saved, replace(machine, device_name="another")) is None
+    older = saved.model_copy(update={"plan": {"keep_layers": 1}})
+    assert chosen_before(older, machine) is None
 
 
 def test_a_fingerprint_from_a_checkpoint_cannot_control_a_terminal() -> None:

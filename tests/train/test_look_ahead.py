@@ -14,7 +14,8 @@ import torch
 from megatrain_cli.config.load import LoadedConfig, load_config
 from megatrain_cli.pipeline.graph_size import measure_graphs
 from megatrain_cli.plan.cost import step_bounds
-from megatrain_cli.plan.memory import MAPPED
+from megatrain_cli.plan.decide import Known
+from megatrain_cli.plan.memory import MAPPED, MOST_LENGTHS
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.plan.rates import LONG_ROW, SHORT_ROW, CpuLayer, CpuRates
 from megatrain_cli.plan.row_facts import RowFacts
@@ -173,6 +174,26 @@ def test_the_cpu_does_one_thing_after_the_other() -> None:
     assert less is not None
     assert less.compute is not None
     assert less.compute < 0.55 * bounds.compute
+
+
+def test_a_row_of_a_new_length_takes_longer_until_kernels_are_there() -> None:
+    """And always, where there are more lengths than kernels are kept for."""
+    cpu = CpuRates(CORES, CORES)
+    machine = replace(CPU, rates=replace(RATES, compute=None, link=None, cpu=cpu))
+    spec, config = make_spec(hidden=512), make_config({"train": {"micro_batch_size": 1}})
+
+    def seconds(lengths: int, steps: int) -> float:
+        known = Known(rows=RowFacts(64, 32.0, 0, 0, steps, lengths))
+        plan = make_plan(config, spec, layouts_of(spec), machine, known)
+        assert plan.decisions.num_micro_batches == 1
+        found = forecast(plan, spec, None, None)
+        assert found is not None
+        return found.step_seconds
+
+    plain, each = seconds(0, 10), seconds(10, 10)  # no row's, and every row's
+    assert each - plain > CORES.new_length
+    assert seconds(10, 100) - plain == pytest.approx((each - plain) / 10)
+    assert seconds(MOST_LENGTHS + 1, 10**6) == pytest.approx(each)
 
 
 @pytest.mark.parametrize(("width", "rates"), [(512, (30e9, 50e9)), (2048, (60e9, 100e9))])
