@@ -16,6 +16,7 @@ from rich.console import Console
 from megatrain_cli.config.load import LoadedConfig, load_config
 from megatrain_cli.errors import MegatrainError, PlanError
 from megatrain_cli.model.layout import LayerLayout
+from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.plan.plan import RunPlan, make_plan
@@ -24,6 +25,7 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.records import StepRecord
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import Engine, assemble, prepare
+from megatrain_cli.train.forecast import forecast
 from megatrain_cli.train.layout import StepRows
 from megatrain_cli.train.loop import Run
 from megatrain_cli.train.warm_up import warm_up
@@ -70,8 +72,10 @@ class Figures:
         host_step_bytes: The largest resident set after a step; `host_peak_bytes` also counts the
             time before the first.
         bytes_per_parameter: Of the host's peak.
-        floor_seconds: No step of this plan is shorter on this machine, as far as it was measured
-            (`megatrain probe`); `floor_part` is what it is made of.
+        planned_seconds: What the forecast says of a step; None on a machine that was not measured
+            (`megatrain probe`), as the floor.
+        floor_seconds: No step of this plan is shorter on this machine, as far as it was measured;
+            `floor_part` is what it is made of.
         wall_seconds: Of everything, from the config to the last step.
     """
 
@@ -80,6 +84,7 @@ class Figures:
     fresh: bool
     first_loss: float
     seconds: float
+    planned_seconds: float | None
     tokens_per_second: float
     tflops: float
     kept_layers: int
@@ -173,7 +178,7 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix="megatrain-bench-") as folder:
             loaded = make_config(Path(folder), self._shape, variant, self._steps)
             before = self._store
-            with self._engine(loaded) as engine:
+            with self._engine(loaded) as (engine, spec):
                 rows = RandomRows(self._shape, variant, engine.plan.decisions, self._steps)
                 records, resident = [], 0
                 for record in Run(loaded, engine, rows).steps():
@@ -182,6 +187,7 @@ class Bench:
                     resident = max(resident, host_bytes())
                 engine.lanes.drain()
                 plan, gpu_peak = engine.plan, gpu_peak_bytes()
+                expected = forecast(plan, spec, self._steps, None)
         timed = records[min(WARM_UP_STEPS, len(records) - 1) :]
         seconds = statistics.median(record.seconds for record in timed)
         # The kernel counts both a little late, each by itself (proc(5)).
@@ -194,6 +200,7 @@ class Bench:
             fresh=self._store is not before,
             first_loss=records[0].loss,
             seconds=seconds,
+            planned_seconds=None if expected is None else expected.step_seconds,
             tokens_per_second=records[-1].tokens / seconds,
             tflops=tflops(self._shape, variant.batch, seconds),
             kept_layers=plan.decisions.keep_layers,
@@ -223,8 +230,8 @@ class Bench:
             store.close()
 
     @contextmanager
-    def _engine(self, loaded: LoadedConfig) -> Iterator[Engine]:
-        """An engine over the store of the run before, if it is kept as this run wants it."""
+    def _engine(self, loaded: LoadedConfig) -> Iterator[tuple[Engine, ModelSpec]]:
+        """An engine and its model; over the store of the run before, if that serves this run."""
         config = loaded.config
         skeleton, plan = prepare(loaded)
         if self._store is not None and not _serves(self._store, plan, skeleton.layouts):
@@ -241,7 +248,7 @@ class Bench:
         self._console.plan(plan)
         engine = assemble(loaded, skeleton, plan, functions, self._console, self._store)
         try:
-            yield engine
+            yield engine, skeleton.spec
         finally:
             self._store = engine.leave_store()
 

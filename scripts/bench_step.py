@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from scripts.bench_run import Result
 
 SPEEDS = (
-    *("s/step", "tokens/s", "TFLOPS", "kept layers", "link in", "link out", "GPU GiB", "GPU plan"),
-    *("host GiB", "in steps", "host plan", "B/parameter", "floor s", "x floor", "floor is"),
-    "wall s",
+    *("s/step", "planned", "tokens/s", "TFLOPS", "kept layers", "link in", "link out", "GPU GiB"),
+    *("GPU plan", "host GiB", "in steps", "host plan", "B/parameter", "floor s", "x floor"),
+    *("floor is", "wall s"),
 )
 
 LEGEND = """\
 - s/step, tokens/s, TFLOPS: medians of the steps that are timed; supervised tokens; 6 x parameters x
-  tokens, so what is computed twice counts once. kept layers: those that are computed once.
+  tokens, so what is computed twice counts once. planned: seconds that the plan in force forecast,
+  with the rates that `megatrain probe` measured. kept layers: those that are computed once.
 - link in, link out: of what the link could have carried to the device, from it, while copies were
   under way there: bytes / (seconds alone x peak alone + seconds both ways x peak both ways), with
   the peaks that `megatrain probe` measured.
@@ -64,7 +65,8 @@ def _speeds_row(result: "Result") -> str:
     start, f = f"| {result.shape} | {result.variant} |", result.figures
     if f is None:
         return f"{start} {result.reason} " + "|" * len(SPEEDS)
-    cells = [f"{f.seconds:.3f}", f"{f.tokens_per_second:.0f}", f"{f.tflops:.3g}"]
+    planned = "not measured" if f.planned_seconds is None else f"{f.planned_seconds:.3f}"
+    cells = [f"{f.seconds:.3f}", planned, f"{f.tokens_per_second:.0f}", f"{f.tflops:.3g}"]
     cells += [str(f.kept_layers), _share(f.link_in_use), _share(f.link_out_use)]
     cells += [_gib(f.gpu_peak_bytes), _gib(f.gpu_planned_bytes)]
     host = [_gib(f.host_peak_bytes), _gib(f.host_step_bytes)]

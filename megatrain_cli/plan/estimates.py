@@ -90,20 +90,35 @@ def _in_and_out(param: ParamSpec) -> int:
     return max(1, param.visited) * sum(shape[-2:]) if len(shape) >= 2 else 0
 
 
+def kept_bytes(sizes: Sizes) -> int:
+    """Graphs of the kept layers, of all tokens of a step."""
+    kept = sizes.spec.decoder_layers[sizes.num_recomputed :]
+    graphs = sum(graph_bytes(sizes, layer) for layer in kept)
+    return -(-graphs * sizes.step_tokens // sizes.tokens)
+
+
 def layer_at_work(sizes: Sizes) -> int:
-    """Graph, backward and gradients of a layer; of a kept one without its graph."""
+    """What a layer at its backward takes at most beyond all that is kept.
+
+    Kept layers are the last ones, so backward begins with them. Their graphs are on that bill and
+    are let go one after the other; a layer that is computed again has the room that they took.
+    """
     layers = sizes.spec.decoder_layers
+    kept = live = kept_bytes(sizes)
+    beside = 0
+    for i in reversed(range(len(layers))):
+        graph = graph_bytes(sizes, layers[i]) if i >= sizes.num_recomputed else 0
+        beside = max(beside, live - graph + _layer_peak(sizes, layers[i]) - kept)
+        live -= graph * sizes.step_tokens // sizes.tokens
+    return beside
+
+
+def _layer_peak(sizes: Sizes, layer: LayerSpec) -> int:
+    """Of a layer's forward and backward alone, its graph included."""
     if sizes.measured:
-        peaks = (
-            # The graph of a kept layer is on that bill.
-            sizes.measured.layer_of(layer.kind, sizes.tokens)
-            - (0 if sizes.num_recomputed else graph_bytes(sizes, layer))
-            for layer in layers
-        )
-        return max(peaks)
-    graph = max(graph_bytes(sizes, layer) for layer in layers)
+        return sizes.measured.layer_of(layer.kind, sizes.tokens)
     gradients = sizes.largest_numel * sizes.width
-    return int(BACKWARD * graph) + gradients + 4 * sizes.hidden_bytes
+    return int(BACKWARD * graph_bytes(sizes, layer)) + gradients + 4 * sizes.hidden_bytes
 
 
 def chunk_at_work(sizes: Sizes) -> int:

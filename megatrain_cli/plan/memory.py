@@ -11,7 +11,7 @@ beside a store whose moments nobody has touched, and evaluating takes no more th
 from dataclasses import dataclass
 
 from megatrain_cli.plan.checkpoints import IO_CHUNK_BYTES, IO_CHUNKS, LOOK_BYTES
-from megatrain_cli.plan.estimates import BACKWARD, Sizes, chunk_at_work, graph_bytes, layer_at_work
+from megatrain_cli.plan.estimates import BACKWARD, Sizes, chunk_at_work, kept_bytes, layer_at_work
 from megatrain_cli.plan.tiles import PAGE_BYTES, slab_bytes, store_bytes
 from megatrain_cli.units import KIB, MIB, round_up, show_bytes
 
@@ -28,9 +28,9 @@ CPU_LATER_BYTES = 80 * MIB
 # of which a length takes 12. Torch 2.13, 2026-11-30.
 _ONEDNN_BYTES, _LENGTH_BYTES, _LENGTH_BYTES_WIDTH = 30 * MIB, 8.7 * MIB, 6.4 * KIB
 MOST_LENGTHS = 1024 // 12
-# CUDA build of torch 2.11 on an H200, 2026-11-29: what the peak of a run that compiles left after
-# its tiles (3B, 8 rows of 1024: 2.23 GiB); eager runs from 0.5B to 7B left 1900 MiB at most.
-CUDA_PROGRAM_BYTES = 2300 * MIB
+# CUDA build of torch 2.11 on an H200, 2026-11-30: what the peak of a run that compiles left after
+# its tiles (3B and 7B, 8 and 64 rows of 1024: 2028 to 2093 MiB).
+CUDA_PROGRAM_BYTES = 2060 * MIB
 # Context, cuBLAS workspaces and kernels: device memory in use less what torch had reserved, H200.
 CUDA_CONTEXT_BYTES = 840 * MIB
 # Reserved by torch's caching allocator beside what is in use. Compiled runs on an H200 with torch
@@ -40,12 +40,6 @@ ALLOCATOR_BYTES = 1024 * MIB
 
 # Of kept activations: what many blocks of a few sizes leave unused between them.
 _FRAGMENTS, _HEAP_FRAGMENTS = 0.01, 0.05
-# Of the inputs of all decoder layers, kept or computed again: what host RAM was seen to grow by
-# with the tokens of a step. Fitted, not explained: it was 0.8 and 1.9 GB of 4.8 and 9.7 for 3B with
-# 32 and 64 rows of 1024, 8.5 of 26.3 for 7B with one row of 131072, and follows no device memory.
-# Nothing in our code holds it; the driver may.
-_SEEN_ON_HOST = 0.3
-
 _REGION_NAMES = {
     "weights": "weights",
     "gradient": "gradients",
@@ -80,7 +74,6 @@ def bill(sizes: Sizes) -> tuple[PlanLine, ...]:
         kernels(sizes),
         slabs(sizes),
         gateway(sizes),
-        seen_on_host(sizes),
         bounce_pool(sizes),
         checkpoint_chunks(sizes),
         offloaded_inputs(sizes),
@@ -150,14 +143,6 @@ def gateway(sizes: Sizes) -> PlanLine:
     needed = sizes.on_gpu and not sizes.decisions.pin_store
     num_bytes = 2 * round_up(sizes.largest_numel * sizes.width, PAGE_BYTES) if needed else 0
     return PlanLine("pinned staging", PINNED, num_bytes, "2 x largest layer")
-
-
-def seen_on_host(sizes: Sizes) -> PlanLine:
-    """What host RAM grows by with the tokens of a step on a GPU: fitted to runs."""
-    layers = len(sizes.spec.decoder_layers) if sizes.on_gpu else 0
-    inputs = layers * sizes.decisions.num_micro_batches * sizes.hidden_bytes
-    formula = f"{_SEEN_ON_HOST:.0%} of layers' inputs (seen, not explained)"
-    return PlanLine("host, by tokens", PAGEABLE, int(_SEEN_ON_HOST * inputs), formula)
 
 
 def bounce_pool(sizes: Sizes) -> PlanLine:
@@ -236,17 +221,15 @@ def output_gradients(sizes: Sizes) -> PlanLine:
 
 def kept_activations(sizes: Sizes) -> PlanLine:
     """Kept layers x tokens of a step x what one layer's backward needs (see `graph_bytes`)."""
-    kept = sizes.spec.decoder_layers[sizes.num_recomputed :]
-    graphs = sum(graph_bytes(sizes, layer) for layer in kept)
-    num_bytes = -(-graphs * sizes.step_tokens // sizes.tokens)
     how = "measured" if sizes.measured else "estimated"
-    formula = f"{len(kept)} layers x graph of {sizes.step_tokens} tokens, {how}"
-    return PlanLine("kept activations", device_of(sizes), num_bytes, formula)
+    formula = f"{sizes.decisions.keep_layers} layers x graph of {sizes.step_tokens} tokens, {how}"
+    return PlanLine("kept activations", device_of(sizes), kept_bytes(sizes), formula)
 
 
 def working_set(sizes: Sizes) -> PlanLine:
-    """One layer at work: its graph and backward, its parameters' gradients, some hidden states."""
+    """One layer at work, beside kept graphs: what backward holds, its parameters' gradients."""
     how = "measured" if sizes.measured else f"{BACKWARD} x graph + gradients + 4 x B x T x D"
+    how += ", less what is kept" if sizes.decisions.keep_layers else ""
     return PlanLine("one layer at work", device_of(sizes), layer_at_work(sizes), how)
 
 
@@ -266,7 +249,7 @@ def cuda_context(sizes: Sizes) -> PlanLine:
 def allocator(sizes: Sizes) -> PlanLine:
     """What torch's caching allocator, or on the CPU glibc's heap, keeps and nobody uses."""
     share = _FRAGMENTS if sizes.on_gpu else _HEAP_FRAGMENTS
-    num_bytes = int(share * kept_activations(sizes).num_bytes)
+    num_bytes = int(share * kept_bytes(sizes))
     formula = f"{share:.0%} of kept activations"
     if sizes.on_gpu:
         num_bytes += ALLOCATOR_BYTES

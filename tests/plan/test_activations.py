@@ -134,6 +134,55 @@ def test_advice_to_a_rehearsed_run_is_for_the_micro_batches_it_would_have(joined
         assert freed == half
 
 
+@given(
+    st.lists(st.integers(0, 1), min_size=1, max_size=6),
+    st.tuples(st.integers(0, 50), st.integers(0, 50)),
+    st.tuples(st.integers(0, 50), st.integers(0, 50)),
+    st.integers(0, 80),
+    st.integers(0, 6),
+    st.integers(1, 3),
+)
+def test_graphs_and_work_are_billed_as_much_as_a_step_holds_at_most(
+    kinds: list[int],
+    graphs: tuple[int, int],
+    extra: tuple[int, int],
+    head: int,
+    keep: int,
+    micro_batches: int,
+) -> None:
+    """Forward, the head, and backward from the last layer to the first, for each micro-batch."""
+    keep = min(keep, len(kinds))
+    spec = make_spec(layers=len(kinds))
+    layers = [
+        replace(layer, kind=f"kind {i}")
+        for layer, i in zip(spec.decoder_layers, kinds, strict=True)
+    ]
+    spec = replace(spec, layers=(spec.layers[0], *layers, spec.layers[-1]))
+    live, most = 0, 0
+    for i in kinds[len(kinds) - keep :]:
+        live += micro_batches * graphs[i]
+    most = live + head
+    for index, i in reversed(list(enumerate(kinds))):
+        for _ in range(micro_batches):
+            kept = index >= len(kinds) - keep
+            most = max(most, live + extra[i] + (0 if kept else graphs[i]))
+            live -= graphs[i] if kept else 0
+    assert live == 0
+    measured = Measured(
+        {f"kind {i}": graphs[i] for i in (0, 1)},
+        {f"kind {i}": graphs[i] + extra[i] for i in (0, 1)},
+        head,
+        64,
+    )
+    train = {"micro_batch_size": 1, "gradient_accumulation_steps": micro_batches}
+    config = make_config({"train": train, "pipeline": {"activations": {"keep_layers": keep}}})
+    known = Known(measured=measured, joined=1)
+    plan = make_plan(config, spec, layouts_of(spec), GPU, known)
+    owners = ("kept activations", "one layer at work", "head chunk")
+    billed = sum(line.num_bytes for line in plan.lines if line.owner in owners)
+    assert billed == most
+
+
 def test_measured_bytes_are_the_bill() -> None:
     kind = SPEC.decoder_layers[0].kind
     known = Known(measured=Measured({kind: 1000}, {kind: 5000}, 7000, 4 * 64), joined=1)

@@ -1,7 +1,9 @@
 """Micro-batches that pass together are rehearsed, the most first, until some fit."""
 
 import io
+import re
 import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,7 @@ def test_fewer_micro_batches_are_rehearsed_after_the_memory_of_more_was_let_go(
         skeleton: Skeleton, functions: object, decisions: Decisions, device: object
     ) -> Measured:
         assert all(ref() is None for ref in held), "what the last rehearsal held is still there"
+        assert emptied == ["device", "page-locked"] * len(tried)
         hidden = torch.zeros(1)
         held.append(weakref.ref(hidden))
         tried.append(decisions.joined)
@@ -47,12 +50,33 @@ def test_fewer_micro_batches_are_rehearsed_after_the_memory_of_more_was_let_go(
 
     monkeypatch.setattr(module, "rehearse", rehearse)
     monkeypatch.setattr(module, "_settle_attention", lambda *_: "sdpa")
-    for name in ("set_device", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    emptied: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append("device"))
+    empty_host_cache = partial(emptied.append, "page-locked")
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", empty_host_cache, raising=False)
     monkeypatch.setattr(Skeleton, "move_buffers", lambda *_: None)
     console = RunConsole(Console(file=io.StringIO()))
     found, _ = module.warm_up(loaded.config, skeleton, plan, 64, console)
     assert tried == [8, 4, 2]
     assert found.decisions.joined == FIRST_THAT_FITS
+    assert emptied == ["device", "page-locked"] * 3
     assert found.known.measured is not None
     assert not found.shortfalls
+
+
+@pytest.mark.gpu
+def test_page_locked_memory_that_nobody_holds_is_given_back() -> None:
+    before, size = _shared_bytes(), 256 << 20
+    tensor = torch.ones(size, dtype=torch.uint8, pin_memory=True)
+    del tensor
+    assert _shared_bytes() - before >= size, "torch holds on to it by itself"
+    module._release_caches()
+    assert _shared_bytes() - before < size // 4
+
+
+def _shared_bytes() -> int:
+    """Page-locked memory of the driver's is shared memory to the system."""
+    found = re.search(r"RssShmem:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
