@@ -121,19 +121,23 @@ CPU_CASES: tuple[Case, ...] = (
 
 
 def gpu_cases(shapes: Sequence[Shape]) -> tuple[Case, ...]:
-    """Batch, length, slabs, kept layers, masters, updates, load, for each shape."""
+    """Batch, length, slabs, kept layers, masters, updates, rows, save, load, for each shape."""
     eager = ("optimizer.update=eager", "optimizer.max_grad_norm=null", "pipeline.grad_slabs=8")
+    judged = ("data.packing=true", "data.eval_share=0.3", "eval.steps=2")
     found: list[Case] = []
     for shape in shapes:
-        n = shape.name
+        n, half = shape.name, f"pipeline.activations={{keep_layers: {shape.layers // 2}}}"
         found += [
             Case(f"{n}, 8 x 1024", shape, 8, 1024),
             Case(f"{n}, 32 x 1024", shape, 32, 1024),
             Case(f"{n}, 1 x 32768", shape, 1, 32768),
             Case(f"{n}, recomputed", shape, 8, 1024, ("pipeline.activations=recompute",)),
+            Case(f"{n}, half kept", shape, 8, 1024, (half,)),
             Case(f"{n}, bf16 masters", shape, 8, 1024, ("optimizer.master=bf16",)),
-            Case(f"{n}, eager updates", shape, 8, 1024, eager),
+            Case(f"{n}, eager updates, 8 slabs", shape, 8, 1024, eager),
             Case(f"{n}, pageable store", shape, 8, 1024, ("store.memory=pageable",)),
+            Case(f"{n}, packed and evaluated", shape, 8, 1024, judged),
+            Case(f"{n}, saved each step", shape, 8, 1024, ("checkpoint.save_steps=1",)),
             Case(f"{n}, resumed", shape, 8, 1024, resumes=True),
         ]
     return tuple(found)

@@ -9,10 +9,12 @@ from megatrain_cli.plan.measured import Measured
 from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.plan.tiles import DTYPE_BYTES
 
-# Factors of the estimates below, from an H200, for plans made before anything is measured. Eager
-# norms keep FP32 copies of what they normalise, and a product's backward holds the gradients of
-# its inputs beside the graph.
-_GRAPH, _COMPILED_GRAPH, BACKWARD = 1.5, 0.9, 1.3
+# Factors of the estimates below, for plans made before anything is measured. Those of compiled
+# layers are an H200's (3B and 7B shapes, 8192 to 131,072 tokens, 2026-11-30). Eager norms keep FP32
+# copies of what they normalise, and a product's backward holds the gradients of its inputs beside
+# the graph.
+_GRAPH, _COMPILED_GRAPH = 1.5, 0.84
+_BACKWARD, _COMPILED_BACKWARD = 1.4, 1.25
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,17 @@ def layer_at_work(sizes: Sizes) -> int:
     return beside
 
 
+def backward_factor(sizes: Sizes) -> float:
+    """What a layer's backward holds at most, by its graph; an estimate."""
+    return _COMPILED_BACKWARD if sizes.decisions.compiled else _BACKWARD
+
+
 def _layer_peak(sizes: Sizes, layer: LayerSpec) -> int:
     """Of a layer's forward and backward alone, its graph included."""
     if sizes.measured:
         return sizes.measured.layer_of(layer.kind, sizes.tokens)
-    gradients = sizes.largest_numel * sizes.width
-    return int(BACKWARD * graph_bytes(sizes, layer)) + gradients + 4 * sizes.hidden_bytes
+    gradients = layer.numel * sizes.width
+    return int(backward_factor(sizes) * graph_bytes(sizes, layer)) + gradients
 
 
 def chunk_at_work(sizes: Sizes) -> int:

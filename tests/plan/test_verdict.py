@@ -69,8 +69,8 @@ def test_the_verdict_follows_what_a_run_needs_at_least(machine: MachineSpec) -> 
 
 
 def test_what_auto_fills_up_is_not_tight() -> None:
-    spec = make_spec(layers=60, hidden=512)
-    asked: Sections = {"data": {"max_length": 4096}, "train": {"micro_batch_size": 64}}
+    spec = make_spec(layers=120, hidden=512)
+    asked: Sections = {"data": {"max_length": 4096}, "train": {"micro_batch_size": 32}}
     limit = 64 * GIB
     plan = plan_for(spec, replace(GPU, device_bytes=limit), asked)
     assert plan.decisions.keep_layers > 0
