@@ -39,6 +39,8 @@ _CHILD = """
 import atexit, pathlib, sys
 where = sys.argv.pop()
 def note():
+    if "torch" not in sys.modules:
+        return
     from megatrain_cli.probe.peaks import gpu_peak_bytes
     pathlib.Path(where).write_text(str(gpu_peak_bytes()))
 atexit.register(note)

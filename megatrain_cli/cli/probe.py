@@ -20,7 +20,7 @@ def probe(
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
+        str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
     ] = "auto",
     disk: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder whose disk is measured.")

@@ -1,10 +1,14 @@
 """Overrides may be typed in three ways that mean the same."""
 
+from typing import get_type_hints
+
 import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.models import OptionInfo
 
+from megatrain_cli.cli.app import app
 from megatrain_cli.cli.options import parse_overrides
 
 keys = st.from_regex(r"[a-z]+(_[a-z]+)?\.[a-z]+(_[a-z]+)*", fullmatch=True)
@@ -37,3 +41,17 @@ def test_nothing_is_no_override() -> None:
 def test_what_is_no_override_is_wrong_usage(words: list[str]) -> None:
     with pytest.raises(typer.BadParameter):
         parse_overrides(words)
+
+
+def test_an_option_whose_metavar_is_its_name_says_how_it_is_spelled() -> None:
+    """Typer 0.27 takes such a metavar for the option's name: `--DEVICE`."""
+    asked = []
+    for command in app.registered_commands:
+        assert command.callback is not None
+        for name, hint in get_type_hints(command.callback, include_extras=True).items():
+            for info in getattr(hint, "__metadata__", ()):
+                if isinstance(info, OptionInfo) and info.metavar == name.upper():
+                    # In an annotation, the first name is where a default would be.
+                    assert [info.default, *(info.param_decls or ())][0] == f"--{name}"
+                    asked.append(name)
+    assert asked, "nothing was looked at"
