@@ -74,7 +74,7 @@ def measure_disk(
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             handle = file.fileno()
             passed_by = direct(handle, data)
-            written, write = _pass(os.pwrite, handle, data, size, stopwatch, budget / 2)
+            written, write = _pass(os.pwrite, handle, data, size, stopwatch, budget / 2, new=True)
             _, read = _pass(_read, handle, data, written, stopwatch, budget / 2)
     except OSError as error:
         raise StorageError(f"{folder}: {error.strerror or error}.") from error
@@ -94,12 +94,20 @@ def _pass(
     size: int,
     stopwatch: Stopwatch,
     budget: float,
+    *,
+    new: bool = False,
 ) -> tuple[int, float]:
-    """Go through the file a few times: bytes of the shortest pass, median of bytes a second."""
+    """Go through the file a few times: bytes of the shortest pass, median of bytes a second.
+
+    Where `new`, each pass begins with an empty file, as a checkpoint is written: to write over what
+    a file holds already is quicker, up to twice as quick.
+    """
     end = stopwatch.clock() + budget
     rates: list[float] = []
     reached = size
     while len(rates) < _PASSES and (not rates or stopwatch.clock() < end):
+        if new:
+            os.ftruncate(handle, 0)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)  # where the cache was not passed by
         began = stopwatch.clock()
         at = 0

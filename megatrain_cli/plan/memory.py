@@ -39,14 +39,13 @@ MOST_LENGTHS = 1024 // 12
 CUDA_PROGRAM_BYTES = 2060 * MIB
 # Context, cuBLAS workspaces and kernels: device memory in use less what torch had reserved, H200.
 CUDA_CONTEXT_BYTES = 840 * MIB
-# Reserved by torch's caching allocator beside what is in use. Compiled runs on an H200 with torch
-# 2.11: 7B with 8 rows of 1024 reached 44.5 GiB where 44.0 were billed with half of this; 3B and 7B
-# with up to 64 such rows stayed below their bills.
-ALLOCATOR_BYTES = 1024 * MIB
+# Reserved by torch's caching allocator beside what is in use: H200, torch 2.11, 2026-11-30, 0.4
+# to 1.2 GiB in runs from 0.5B to 7B that kept up to 32 GiB of activations.
+ALLOCATOR_BYTES = 640 * MIB
 
-# Of kept activations: what many blocks of a few sizes leave unused between them. On the H200, with
-# ALLOCATOR_BYTES: 0.6 to 2.4 GiB were reserved beside up to 118 GiB of them, and 4.1 beside 93 GiB
-# of one row of 131,072 tokens.
+# Of kept activations: what many blocks of a few sizes leave unused between them. Beside 93 to
+# 118 GiB of them 0.7 to 2.4 GiB were reserved and not in use, and 4.1 where they were of one row
+# of 131,072 tokens.
 _FRAGMENTS, _HEAP_FRAGMENTS = 0.02, 0.05
 _REGION_NAMES = {
     "weights": "weights",

@@ -47,6 +47,22 @@ def test_the_whole_file_is_written_and_read_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_timed_is_written_where_nothing_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a checkpoint is: writing over what is there is quicker, and not what a save does."""
+    pwrite, over = os.pwrite, []
+
+    def seen(handle: int, data: memoryview, offset: int) -> int:
+        over.append(os.fstat(handle).st_size > offset)
+        return pwrite(handle, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", seen)
+    # The request that tries O_DIRECT is not timed.
+    measure_disk(tmp_path, 48 * MIB, Stopwatch(60.0), 30.0, lambda *_: False)
+    assert over == [False] * 9
+
+
 @pytest.mark.parametrize("refuses", ["the flag", "the first request"])
 def test_where_o_direct_is_refused_the_page_cache_serves_and_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
