@@ -15,6 +15,7 @@ from megatrain_cli.plan.estimates import (
     Sizes,
     backward_factor,
     chunk_at_work,
+    graph_bytes,
     kept_bytes,
     layer_at_work,
 )
@@ -39,14 +40,14 @@ MOST_LENGTHS = 1024 // 12
 CUDA_PROGRAM_BYTES = 2060 * MIB
 # Context, cuBLAS workspaces and kernels: device memory in use less what torch had reserved, H200.
 CUDA_CONTEXT_BYTES = 840 * MIB
-# Reserved by torch's caching allocator beside what is in use: H200, torch 2.11, 2026-11-30, 0.4
-# to 1.2 GiB in runs from 0.5B to 7B that kept up to 32 GiB of activations.
+# Reserved by torch's caching allocator beside what is in use, H200, torch 2.11, 2026-11-30: 0.4 GiB
+# where all was computed again, and more where kept blocks of a few sizes have room between them: up
+# to 1.4 GiB beside 118 GiB of 22 layers, but 4.1 beside 93 GiB of 5, whose blocks are larger.
 ALLOCATOR_BYTES = 640 * MIB
+_FRAGMENTS, _GRAPH_FRAGMENTS = 0.0125, 0.2
+# Of kept activations on the CPU: what glibc's heap leaves unused.
+_HEAP_FRAGMENTS = 0.05
 
-# Of kept activations: what many blocks of a few sizes leave unused between them. Beside 93 to
-# 118 GiB of them 0.7 to 2.4 GiB were reserved and not in use, and 4.1 where they were of one row
-# of 131,072 tokens.
-_FRAGMENTS, _HEAP_FRAGMENTS = 0.02, 0.05
 _REGION_NAMES = {
     "weights": "weights",
     "gradient": "gradients",
@@ -255,10 +256,13 @@ def cuda_context(sizes: Sizes) -> PlanLine:
 
 def allocator(sizes: Sizes) -> PlanLine:
     """What torch's caching allocator, or on the CPU glibc's heap, keeps and nobody uses."""
-    share = _FRAGMENTS if sizes.on_gpu else _HEAP_FRAGMENTS
-    num_bytes = int(share * kept_bytes(sizes))
-    formula = f"{share:.0%} of kept activations"
-    if sizes.on_gpu:
-        num_bytes += ALLOCATOR_BYTES
-        formula = f"{show_bytes(ALLOCATOR_BYTES)} + {formula}"
-    return PlanLine("allocator slack", device_of(sizes), num_bytes, formula)
+    kept = kept_bytes(sizes)
+    if not sizes.on_gpu:
+        formula = f"{_HEAP_FRAGMENTS:.0%} of kept activations"
+        return PlanLine("allocator slack", PAGEABLE, int(_HEAP_FRAGMENTS * kept), formula)
+    formula, num_bytes = show_bytes(ALLOCATOR_BYTES), ALLOCATOR_BYTES
+    if kept:
+        graph = max(graph_bytes(sizes, layer) for layer in sizes.spec.decoder_layers)
+        num_bytes += int(_FRAGMENTS * kept + _GRAPH_FRAGMENTS * graph)
+        formula += f" + {_FRAGMENTS:.2%} of kept activations + {_GRAPH_FRAGMENTS:.0%} of a layer's"
+    return PlanLine("allocator slack", DEVICE, num_bytes, formula)
