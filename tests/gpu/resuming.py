@@ -22,9 +22,9 @@ from tests.families import tiny_config
 from tests.torch_settings import settings_put_back
 from tests.train.workspace import make_workspace, one_thread
 
-# Qwen2.5-0.5B's widths, vocabulary and tied embedding, with four of its 24 layers.
+# Qwen2.5-0.5B.
 HALF_B: dict[str, Any] = {
-    "layers": 4,
+    "layers": 24,
     "hidden": 896,
     "num_attention_heads": 14,
     "num_key_value_heads": 2,
