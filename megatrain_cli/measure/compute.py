@@ -84,29 +84,29 @@ def measure_cpu_layer(layer: Layer, stopwatch: Stopwatch, budget: float) -> floa
     return layer.flops / stopwatch.median(partial(stopwatch.seconds_of, work), budget)
 
 
-def measure_new_lengths(
-    width: int, tokens: int, dtype: torch.dtype, rate: float, stopwatch: Stopwatch
+def measure_new_products(
+    width: int, tokens: int, dtype: torch.dtype, stopwatch: Stopwatch
 ) -> float:
-    """Seconds that a row takes more when it is the first of its length; 0 where nothing is seen.
+    """Seconds that a row takes more for each shape of weights when it is the first of its length.
 
     oneDNN makes kernels for each shape, and computes BF16; FP32 is computed by another library.
 
     Args:
         width: Of the layer.
-        tokens: Rows are a little longer.
+        tokens: Rows are up to twice as long.
         dtype: Of the layer.
-        rate: Operations a second of such rows when their length is known.
         stopwatch: Has the clock.
     """
-    found = []
     first = Layer(torch.device("cpu"), width, (1, tokens), dtype)
     first.run(first.module)
-    for more in range(1, _NEW_LENGTHS + 1):
-        layer = Layer(torch.device("cpu"), width, (1, tokens + more), dtype)
+    shapes = {p.shape for p in first.module.parameters() if p.dim() > 1}
+    found = []
+    for i in range(1, _NEW_LENGTHS + 1):
+        layer = Layer(torch.device("cpu"), width, (1, tokens + i * tokens // _NEW_LENGTHS), dtype)
         layer.module = first.module  # whose memory has been touched
-        seconds = stopwatch.seconds_of(partial(layer.run, layer.module))
-        found.append(seconds - layer.flops / rate)
-    return max(0.0, statistics.median(found))
+        new, known = (stopwatch.seconds_of(partial(layer.run, layer.module)) for _ in range(2))
+        found.append(new - known)
+    return max(0.0, statistics.median(found)) / len(shapes)
 
 
 def measure_compiled_layer(

@@ -18,9 +18,10 @@ from megatrain_cli.measure.compute import (
     measure_cpu_layer,
     measure_layer,
     measure_matmul,
-    measure_new_lengths,
+    measure_new_products,
 )
 from megatrain_cli.measure.disk import measure_disk
+from megatrain_cli.measure.gradients import measure_fresh, measure_logits, measure_sums
 from megatrain_cli.measure.link import measure_link
 from megatrain_cli.measure.lockable import SHARE_OF_HOST, Lockable, Locker, find_lockable
 from megatrain_cli.measure.memory import measure_copy, measure_read
@@ -40,12 +41,14 @@ from megatrain_cli.plan.rates import (
 )
 from megatrain_cli.probe.facts import fingerprint, machine_facts
 from megatrain_cli.probe.machine import pci_address, probe_machine
+from megatrain_cli.store.heap import touched_heap
 
 T = TypeVar("T")
 
 # Seconds of each part after its warm-up. Together much less than the total, which leaves room to
 # warm up and to compile.
 _COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 2.0, 1.2, 2.0, 1.5, 1.5, 2.0, 0.4, 0.4
+_SUMS, _LOGITS, _FRESH = 0.6, 0.2, 0.2
 
 # A cold compile of the layer is not begun with less time left; it cannot be interrupted.
 _COMPILE_NEEDS = 15.0
@@ -150,26 +153,30 @@ class _Work:
 
     def _cpu(self) -> CpuRates:
         self.say("a layer on the cores")
+        watch, amounts = self.stopwatch, self.amounts
 
         def rate(width: int, tokens: int, dtype: torch.dtype) -> float:
-            rows = (1, min(tokens, self.amounts.layer_tokens[1]))
-            width = min(width, self.amounts.layer_width)
+            rows = (1, min(tokens, amounts.layer_tokens[1]))
+            width = min(width, amounts.layer_width)
             layer = Layer(torch.device("cpu"), width, rows, dtype)
-            return measure_cpu_layer(layer, self.stopwatch, _LAYER)
+            return measure_cpu_layer(layer, watch, _LAYER)
 
         def rates(dtype: torch.dtype) -> CpuLayer:
-            short = rate(NARROW_WIDTH, SHORT_ROW, dtype)
-            width = min(NARROW_WIDTH, self.amounts.layer_width)
-            first = measure_new_lengths(width, SHORT_ROW, dtype, short, self.stopwatch)
+            width = min(NARROW_WIDTH, amounts.layer_width)
             return CpuLayer(
-                new_length=first,
-                narrow_short=short,
+                narrow_short=rate(NARROW_WIDTH, SHORT_ROW, dtype),
                 narrow_long=rate(NARROW_WIDTH, LONG_ROW, dtype),
                 wide_short=rate(WIDE_WIDTH, SHORT_ROW, dtype),
                 wide_long=rate(WIDE_WIDTH, LONG_ROW, dtype),
+                new_product=measure_new_products(width, SHORT_ROW, dtype, watch),
+                logits=measure_logits(16 * amounts.layer_width, dtype, watch, _LOGITS),
+                sums=measure_sums(amounts.adam_numel // 4, dtype, watch, _SUMS),
             )
 
-        return CpuRates(float32=rates(torch.float32), bfloat16=rates(torch.bfloat16))
+        with touched_heap():
+            float32, bfloat16 = rates(torch.float32), rates(torch.bfloat16)
+        fresh = measure_fresh(amounts.copy_bytes // 8, watch, _FRESH)
+        return CpuRates(float32=float32, bfloat16=bfloat16, fresh=fresh)
 
     def _lockable(self) -> Lockable:
         self.say("page-locking")

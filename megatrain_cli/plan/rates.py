@@ -69,8 +69,9 @@ class ComputeRates:
 NARROW_WIDTH, WIDE_WIDTH = 512, 2048
 """Hidden sizes of the decoder layers that are measured on the CPU."""
 
-SHORT_ROW, LONG_ROW = 64, 512
-"""Tokens of the rows that they are measured with."""
+SHORT_ROW, LONG_ROW = 67, 509
+"""Tokens of the rows that they are measured with: odd, as products in BF16 that sum over an even
+multiple of 16 tokens are up to 15 % faster and few rows have such a length."""
 
 
 @dataclass(frozen=True)
@@ -87,20 +88,41 @@ class CpuCost:
 
 
 @dataclass(frozen=True)
+class CpuSums:
+    """Parameters a second whose gradients are summed, by all cores.
+
+    Attributes:
+        first: Written over an FP32 sum.
+        more: Added to it.
+        finish: Rounded to the compute dtype, and their norm.
+    """
+
+    first: Rate
+    more: Rate
+    finish: Rate
+
+
+@dataclass(frozen=True)
 class CpuLayer:
     """Operations a second of all cores in a decoder layer, forward and backward, eager.
 
-    Counted as 6 x parameters x tokens; widths and rows are the constants above.
+    Counted as 6 x parameters x tokens, in memory that was touched before; widths and rows are the
+    constants above.
 
     Attributes:
-        new_length: Seconds that the first row of a length takes more, when kernels are made for it.
+        new_product: Seconds that the first row of a length takes more for each shape of weights
+            that it meets, when kernels are made for it.
+        logits: Logits a second, from the head's output to its gradient.
+        sums: Of gradients.
     """
 
     narrow_short: Rate
     narrow_long: Rate
     wide_short: Rate
     wide_long: Rate
-    new_length: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    new_product: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    logits: Rate
+    sums: CpuSums
 
     def cost(self, hidden_size: int) -> CpuCost:
         """Of a layer of another width.
@@ -129,10 +151,16 @@ def _cost(short: float, long: float) -> CpuCost:
 
 @dataclass(frozen=True)
 class CpuRates:
-    """Of all cores, by compute dtype."""
+    """Of all cores, by compute dtype.
+
+    Attributes:
+        fresh: Bytes a second of a large block that the system has just mapped: it hands out and
+            clears each page when it is first touched, which can take longer than the work itself.
+    """
 
     float32: CpuLayer
     bfloat16: CpuLayer
+    fresh: Rate
 
     def of(self, dtype: str) -> CpuLayer:
         """Of a compute dtype."""

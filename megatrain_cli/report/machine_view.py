@@ -94,6 +94,11 @@ def _rate_rows(rates: MachineRates) -> Iterator[tuple[str, str]]:
             narrow = f"{layer.narrow_long / 1e9:.4g} and {layer.narrow_short / 1e9:.4g} at"
             found = f"{wide} {WIDE_WIDTH}, {narrow} {NARROW_WIDTH}"
             yield f"layer on the cores, {name}", f"{found} (rows of {LONG_ROW}, {SHORT_ROW})"
+            kernels = f"{1e3 * layer.new_product:.2g} ms a product for a new length of rows"
+            sums, logits = layer.sums.more / 1e9, layer.logits / 1e9
+            also = f"sums {sums:.3g} G parameters/s, logits {logits:.3g} G/s"
+            yield f"beside it, {name}", f"{kernels}, {also}"
+        yield "new memory", _gb(cpu.fresh)
     if rates.disk is None:
         yield "disk", _ABSENT
     else:

@@ -6,11 +6,13 @@ parameters in BF16 kept 250 MiB that nobody used. With a fixed limit large block
 """
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from megatrain_cli.units import MIB
 
-# Of malloc.h: M_TRIM_THRESHOLD and M_MMAP_THRESHOLD.
-_TRIM, _MMAP = -1, -3
+# Of malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX and glibc's default of that.
+_TRIM, _MMAP, _MMAP_MAX, _MAPPINGS = -1, -3, -4, 65536
 
 BLOCK_BYTES = 4 * MIB
 """Blocks from this size on are mapped. Smaller ones come again many times in a step."""
@@ -21,7 +23,27 @@ _KEPT_BYTES = 64 * MIB
 
 def settle_heap() -> None:
     """Fix the limits for this process; does nothing where the C library is not glibc."""
+    _set({_MMAP_MAX: _MAPPINGS, _MMAP: BLOCK_BYTES, _TRIM: _KEPT_BYTES})
+
+
+@contextmanager
+def touched_heap() -> Iterator[None]:
+    """Blocks of any size come from the heap and stay in it, so what comes again was touched before.
+
+    For measuring what work takes without what new memory takes. Leaves the heap settled.
+    """
+    _set({_MMAP_MAX: 0, _TRIM: 2**31 - 1})
+    try:
+        yield
+    finally:
+        settle_heap()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+def _set(options: dict[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_MMAP, BLOCK_BYTES)
-        mallopt(_TRIM, _KEPT_BYTES)
+        for option, value in options.items():
+            mallopt(option, value)

@@ -8,21 +8,17 @@ from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.pipeline.copying import COPY_THREADS
 from megatrain_cli.pipeline.forecast import Timeline, play, play_in_turn
 from megatrain_cli.pipeline.ops import Kind, Op
-from megatrain_cli.plan.cost import flops_of, rows_of, speed_of
-from megatrain_cli.plan.memory import MOST_LENGTHS
+from megatrain_cli.plan.cost import flops_of, speed_of
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.plan.rates import LinkRate, MachineRates, rate_at
 from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.plan.tiles import DTYPE_BYTES
 from megatrain_cli.train.assemble import evaluation_of, schedule_of
+from megatrain_cli.train.cpu_costs import CpuCosts
 from megatrain_cli.units import show_duration
 
 # Of an op that moves a few bytes and waits for nothing: what it takes to issue it.
 _ISSUE_SECONDS = 1e-4
-# FP32 logits are made, turned into logarithms and into a gradient, and that is rounded.
-_LOGIT_COPIES = 4
-# Kernels that are made for a length: those of a layer's seven products, and of the head's.
-_WITH_HEAD = 8 / 7
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Forecast:
         tflops: 6 x parameters that a token meets x tokens.
         save_seconds: One checkpoint's writing; None where the disk was not measured.
         stall_seconds: Of it, what training waits for: all that the pool cannot take and one step
-            cannot hide.
+            cannot hide; on the CPU all of it, as the cores that compute also write.
         eval_seconds: One evaluation; None where there is none, or its rows are not known.
         run_seconds: All steps, what saves hold up, and evaluations whose rows are known; None where
             the number of steps depends on the data.
@@ -107,6 +103,9 @@ def forecast(
         save = plan.checkpoint_bytes / rates.disk.write
         pooled = d.pool_bytes / plan.checkpoint_bytes
         stall = max(0.0, save * (1 - pooled) - step)
+        if not plan.machine.has_cuda:
+            # Products wait for all cores, and one of them writes.
+            stall = save
     if max_steps is not None:
         saves = max_steps // save_steps if save_steps else 0
         run = max_steps * step + saves * (stall or 0.0) + (save or 0.0)
@@ -156,13 +155,6 @@ def _end_of_backward(timeline: Timeline) -> float:
     return max(t.end for t in timeline.ops if t.op.kind in (Kind.BACKWARD, Kind.LOSS))
 
 
-def _new_lengths(rows: RowFacts, step_rows: int) -> float:
-    """The share of rows for whose length there are no kernels: not yet, or no more."""
-    if rows.lengths > MOST_LENGTHS:
-        return 1.0
-    return min(1.0, rows.lengths / (rows.total_steps * step_rows))
-
-
 class _Durations:
     """Seconds of each op, alone, at the rates of a machine."""
 
@@ -175,13 +167,9 @@ class _Durations:
         rows, layers = plan.known.rows, range(len(spec.layers))
         self._flops = [flops_of(spec, d, plan.machine, layer, rows) for layer in layers]
         self._width = DTYPE_BYTES[d.dtype]
-        self._row = self._new_length = 0.0
+        self._beside: Callable[[Op], float] = lambda op: 0.0
         if not plan.machine.has_cuda and rates.cpu is not None:
-            cpu = rates.cpu.of(d.dtype)
-            self._row = cpu.cost(spec.hidden_size).row
-            if plan.known.rows is not None:
-                share = _new_lengths(plan.known.rows, d.num_micro_batches)
-                self._new_length = share * cpu.new_length * _WITH_HEAD
+            self._beside = CpuCosts(plan, spec, rates.cpu)
         assert plan.bounds is not None
         # Of all updates together, at the rate of this run's masters and threads.
         self._update = plan.bounds.adam / spec.num_parameters
@@ -198,16 +186,12 @@ class _Durations:
                 num_bytes = tokens * self._spec.hidden_size * self._width
                 return self._copy(num_bytes, to_host=op.kind is Kind.OFFLOAD)
             case Kind.FORWARD | Kind.RECOMPUTE | Kind.SCORE:
-                seconds = self._compute(self._flops[op.layer].forward) + self._weights(op, 1 / 3)
-                is_first = op.layer == 1 and op.kind is not Kind.RECOMPUTE
-                return seconds + (self._new_length if is_first else 0.0)
+                return self._compute(self._flops[op.layer].forward) + self._beside(op)
             case Kind.BACKWARD:
-                seconds = self._compute(self._flops[op.layer].backward) + self._sums(op)
-                return seconds + self._weights(op, 2 / 3)
+                return self._compute(self._flops[op.layer].backward) + self._beside(op)
             case Kind.LOSS:
                 both = self._flops[op.layer].forward + self._flops[op.layer].backward
-                seconds = self._compute(both) + self._sums(op)
-                return seconds + self._weights(op, 1) + self._logits()
+                return self._compute(both) + self._beside(op)
             case Kind.ACCUMULATE:
                 num_bytes = self._numel(op) * self._width
                 return num_bytes / rate_at(self._rates.copy, COPY_THREADS)
@@ -233,40 +217,6 @@ class _Durations:
         if not self._plan.decisions.pin_store and packed is not None:
             seconds = max(seconds, num_bytes / rate_at(packed, COPY_THREADS))
         return seconds
-
-    def _weights(self, op: Op, share: float) -> float:
-        """On the CPU: reading a layer's weights and writing their gradient, for each row.
-
-        Forward reads them, backward reads them once more and writes. A GPU has rows enough to hide
-        that. An embedding is not read, and its gradient is written in whole.
-        """
-        last = op.layer == len(self._spec.layers) - 1
-        layer = self._spec.layers[0 if last and self._spec.tied else op.layer]
-        if op.layer == 0:
-            share -= 1 / 3
-        return max(share, 0.0) * self._row * layer.active_numel
-
-    def _logits(self) -> float:
-        """On the CPU: what a row's FP32 logits are copied, for the loss and its gradient."""
-        if self._plan.machine.has_cuda:
-            return 0.0
-        plan = self._plan
-        _, tokens = rows_of(plan.decisions, plan.machine, plan.known.rows)
-        return _LOGIT_COPIES * 4 * tokens * self._spec.vocab_size / self._in_ram
-
-    def _sums(self, op: Op) -> float:
-        """On the CPU: adding a micro-batch's gradients up in FP32; at last rounding, and a norm.
-
-        A GPU does so in the shadow of its products.
-        """
-        if self._plan.machine.has_cuda:
-            return 0.0
-        numel = self._spec.layers[op.layer].numel
-        # An addition reads twice what a copy does; a norm reads and writes nothing.
-        copied = 4 * numel * (1.5 if self._plan.decisions.num_micro_batches > 1 else 0.0)
-        if op.last:
-            copied += 1.5 * numel * self._width
-        return copied / self._in_ram
 
     @property
     def _in_ram(self) -> float:

@@ -1,6 +1,9 @@
 """Memory, optimizer and layer: each part does the work that it claims to time."""
 
+import ctypes
+import resource
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +14,12 @@ from hypothesis import strategies as st
 from megatrain_cli.measure.adam import measure_adam
 from megatrain_cli.measure.amounts import FULL, thread_counts
 from megatrain_cli.measure.compute import Layer, measure_compiled_layer
+from megatrain_cli.measure.gradients import measure_fresh, measure_logits, measure_sums
 from megatrain_cli.measure.memory import cut, fill, measure_copy, measure_read
 from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.optim.worker import TileUpdater
+from megatrain_cli.pipeline.gradients import GradientCollector
+from megatrain_cli.store.heap import touched_heap
 
 
 @given(st.integers(4096, 10**7), st.integers(1, 70))
@@ -116,6 +122,54 @@ def test_a_layer_computes_gradients_of_all_its_weights() -> None:
     )
     assert all(param.grad is None for param in params.values())
     assert layer.flops == 6 * 32 * sum(param.numel() for param in params.values())
+
+
+def test_gradients_logits_and_new_memory_have_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Stopwatch(30.0)
+    seen: list[bool] = []
+    add = GradientCollector.add
+
+    def watched(
+        self: GradientCollector, layer: int, gradients: list[torch.Tensor], *, first: bool
+    ) -> None:
+        seen.append(first)
+        add(self, layer, gradients, first=first)
+
+    monkeypatch.setattr(GradientCollector, "add", watched)
+    for dtype in (torch.float32, torch.bfloat16):
+        sums = measure_sums(1 << 16, dtype, watch, 0.0)
+        assert min(sums.first, sums.more, sums.finish) > 0
+        assert measure_logits(300, dtype, watch, 0.0) > 0
+    assert seen == [True, True, False, False] * 2  # each with its warm-up
+    assert measure_fresh(1 << 20, watch, 0.0) > 0
+
+
+def test_new_memory_is_new_each_time() -> None:
+    """Or the rate would be that of memory at hand."""
+    size = 64 << 20
+    pages = size // resource.getpagesize()
+    if Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().startswith("[always]"):
+        pages //= 512
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    measure_fresh(size, Stopwatch(30.0), 0.0)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before >= 2 * pages
+
+
+def test_a_layer_in_a_touched_heap_needs_no_new_memory() -> None:
+    """glibc only; elsewhere the probe's layers take what memory takes too."""
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("not glibc")
+    layer = Layer(torch.device("cpu"), 512, (1, 16), torch.float32)
+    mapped = 3 * 4 * 512 * 2048 // resource.getpagesize()  # gradients of its MLP
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        layer.run(layer.module)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    with touched_heap():
+        faults()
+        assert min(faults() for _ in range(5)) < mapped / 20
 
 
 def test_a_compile_that_fails_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

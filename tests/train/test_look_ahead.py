@@ -17,7 +17,7 @@ from megatrain_cli.plan.cost import step_bounds
 from megatrain_cli.plan.decide import Known
 from megatrain_cli.plan.memory import MAPPED, MOST_LENGTHS
 from megatrain_cli.plan.plan import RunPlan, make_plan
-from megatrain_cli.plan.rates import LONG_ROW, SHORT_ROW, CpuLayer, CpuRates
+from megatrain_cli.plan.rates import LONG_ROW, SHORT_ROW, CpuLayer, CpuRates, CpuSums
 from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.train import look_ahead as module
 from megatrain_cli.train.assemble import prepare
@@ -154,13 +154,19 @@ def test_an_evaluation_takes_no_memory_of_its_own() -> None:
 
 
 CORES = CpuLayer(
-    narrow_short=30e9, narrow_long=50e9, wide_short=60e9, wide_long=100e9, new_length=0.01
+    narrow_short=30e9,
+    narrow_long=50e9,
+    wide_short=60e9,
+    wide_long=100e9,
+    new_product=0.01,
+    logits=1e9,
+    sums=CpuSums(first=5e9, more=4e9, finish=3e9),
 )
+ALL_CORES = CpuRates(CORES, CORES, fresh=3e9)
 
 
 def test_the_cpu_does_one_thing_after_the_other() -> None:
-    cpu = CpuRates(CORES, CORES)
-    machine = replace(CPU, rates=replace(RATES, compute=None, link=None, cpu=cpu))
+    machine = replace(CPU, rates=replace(RATES, compute=None, link=None, cpu=ALL_CORES))
     spec = make_spec(hidden=512)
     plan = plan_for(spec, machine)
     bounds = plan.bounds
@@ -178,8 +184,7 @@ def test_the_cpu_does_one_thing_after_the_other() -> None:
 
 def test_a_row_of_a_new_length_takes_longer_until_kernels_are_there() -> None:
     """And always, where there are more lengths than kernels are kept for."""
-    cpu = CpuRates(CORES, CORES)
-    machine = replace(CPU, rates=replace(RATES, compute=None, link=None, cpu=cpu))
+    machine = replace(CPU, rates=replace(RATES, compute=None, link=None, cpu=ALL_CORES))
     spec, config = make_spec(hidden=512), make_config({"train": {"micro_batch_size": 1}})
 
     def seconds(lengths: int, steps: int) -> float:
@@ -191,7 +196,8 @@ def test_a_row_of_a_new_length_takes_longer_until_kernels_are_there() -> None:
         return found.step_seconds
 
     plain, each = seconds(0, 10), seconds(10, 10)  # no row's, and every row's
-    assert each - plain > CORES.new_length
+    # Three products: up and down of all layers, and the head's.
+    assert each - plain == pytest.approx(3 * CORES.new_product)
     assert seconds(10, 100) - plain == pytest.approx((each - plain) / 10)
     assert seconds(MOST_LENGTHS + 1, 10**6) == pytest.approx(each)
 
