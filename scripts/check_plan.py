@@ -58,7 +58,9 @@ class Case:
         longest: Tokens of the longest row; others have half as many or more.
         overrides: Of the config, as `key=value`.
         resumes: The process that is measured goes on from a checkpoint.
-        saves: After each step, so that a step takes what a save holds up too.
+        saves: After each step, so that a step takes what a save holds up too. On a GPU steps are
+            much shorter than saves, and those that fall due meanwhile become one: no step is then
+            like the other, and none is held against the plan.
     """
 
     name: str
@@ -141,7 +143,7 @@ def gpu_cases(shapes: Sequence[Shape]) -> tuple[Case, ...]:
             Case(f"{n}, eager updates, 8 slabs", shape, 8, 1024, eager),
             Case(f"{n}, pageable store", shape, 8, 1024, ("store.memory=pageable",)),
             Case(f"{n}, packed and evaluated", shape, 8, 1024, judged),
-            Case(f"{n}, saved each step", shape, 8, 1024, ("checkpoint.save_steps=1",)),
+            Case(f"{n}, saved each step", shape, 8, 1024, ("checkpoint.save_steps=1",), saves=True),
             Case(f"{n}, resumed", shape, 8, 1024, resumes=True),
         ]
     return tuple(found)
@@ -217,7 +219,7 @@ def run_case(
         gpu = int((folder / "device").read_text())
     step, expected = statistics.median(timed), planned["step_seconds"] if seconds else None
     if expected is not None and case.saves:
-        expected += planned["stall_seconds"]
+        expected = None if gpu else expected + planned["stall_seconds"]
     good = _near(planned["host_peak_bytes"], host)
     if gpu:
         good = good and _near(planned["gpu_peak_bytes"], gpu)

@@ -19,8 +19,9 @@ from megatrain_cli.plan.estimates import (
     kept_bytes,
     layer_at_work,
 )
+from megatrain_cli.plan.kernels import kernel_bytes
 from megatrain_cli.plan.tiles import PAGE_BYTES, slab_bytes, store_bytes
-from megatrain_cli.units import KIB, MIB, round_up, show_bytes
+from megatrain_cli.units import MIB, round_up, show_bytes
 
 PAGEABLE, MAPPED, PINNED, DEVICE = "host pageable", "host mapped", "host pinned", "device"
 
@@ -30,11 +31,6 @@ CPU_PROGRAM_BYTES = 430 * MIB
 # What comes later on the CPU: Numba's kernels (44 MiB), threads and their heaps, and code of
 # torch's that is first used in a step. Fitted to the runs of scripts/check_plan.py.
 CPU_LATER_BYTES = 80 * MIB
-# oneDNN, which computes BF16 on the CPU: its first use, and what it keeps for each length of rows
-# (8 MiB at width 512, 11 at 1024 for the products of a layer, and a head's), up to 1024 primitives,
-# of which a length takes 12. Torch 2.13, 2026-11-30.
-_ONEDNN_BYTES, _LENGTH_BYTES, _LENGTH_BYTES_WIDTH = 30 * MIB, 8.7 * MIB, 6.4 * KIB
-MOST_LENGTHS = 1024 // 12
 # CUDA build of torch 2.11 on an H200, 2026-11-30: what the peak of a run that compiles left after
 # its tiles (3B and 7B, 8 and 64 rows of 1024: 2028 to 2093 MiB).
 CUDA_PROGRAM_BYTES = 2060 * MIB
@@ -124,12 +120,12 @@ def program(sizes: Sizes) -> PlanLine:
 
 
 def kernels(sizes: Sizes) -> PlanLine:
-    """BF16 on the CPU: kernels of oneDNN, made for each length of rows and kept."""
-    num_bytes = 0.0
-    if not sizes.on_gpu and sizes.rows is not None and sizes.decisions.dtype == "bfloat16":
-        each = _LENGTH_BYTES + _LENGTH_BYTES_WIDTH * sizes.spec.hidden_size
-        num_bytes = _ONEDNN_BYTES + min(sizes.rows.lengths, MOST_LENGTHS) * each
-    return PlanLine("kernels", PAGEABLE, int(num_bytes), "oneDNN's, for each length of rows")
+    """BF16 on the CPU: see `plan/kernels.py`."""
+    num_bytes, d = 0, sizes.decisions
+    if not sizes.on_gpu and sizes.rows is not None and d.dtype == "bfloat16":
+        lengths, spans = sizes.rows.lengths, sizes.rows.spans
+        num_bytes = kernel_bytes(sizes.spec, lengths, spans, fused=d.attention != "eager")
+    return PlanLine("kernels", PAGEABLE, num_bytes, "oneDNN's, for each length of rows")
 
 
 def rows(sizes: Sizes) -> PlanLine:

@@ -15,6 +15,7 @@ class RowFacts:
         eval_rows: Rows of one evaluation; 0 where there is none.
         total_steps: Optimizer steps of the run.
         lengths: Different lengths of rows in the run, at most.
+        spans: Different lengths of what attention sees at once, at most: documents of packed rows.
     """
 
     step_tokens: int
@@ -23,3 +24,4 @@ class RowFacts:
     eval_rows: int
     total_steps: int
     lengths: int = 0
+    spans: int = 0

@@ -6,7 +6,7 @@ A GPU does all of it in the shadow of its products.
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.plan.cost import rows_of
-from megatrain_cli.plan.memory import MOST_LENGTHS
+from megatrain_cli.plan.kernels import most_lengths, product_shapes
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.plan.rates import CpuRates
 from megatrain_cli.plan.row_facts import RowFacts
@@ -32,8 +32,8 @@ class CpuCosts:
         self._chunk = min(self._tokens, d.head_chunk)
         self._new_length = 0.0
         if plan.known.rows is not None:
-            share = _new_lengths(plan.known.rows, d.num_micro_batches)
-            self._new_length = share * self._cores.new_product * len(_products(spec))
+            share = _new_lengths(plan.known.rows, d.num_micro_batches, most_lengths(spec))
+            self._new_length = share * self._cores.new_product * len(product_shapes(spec))
 
     def __call__(self, op: Op) -> float:
         """Of a forward, recompute, backward, loss or score."""
@@ -93,16 +93,8 @@ class CpuCosts:
         return num_bytes / self._fresh_rate if num_bytes >= BLOCK_BYTES else 0.0
 
 
-def _products(spec: ModelSpec) -> set[tuple[int, ...]]:
-    """The shapes of weights that rows are multiplied by."""
-    shapes = {p.shape[-2:] for layer in spec.layers[1:] for p in layer.params if len(p.shape) > 1}
-    if spec.tied:
-        shapes |= {p.shape[-2:] for p in spec.embed.params if len(p.shape) > 1}
-    return shapes
-
-
-def _new_lengths(rows: RowFacts, step_rows: int) -> float:
+def _new_lengths(rows: RowFacts, step_rows: int, most: int) -> float:
     """The share of rows for whose length there are no kernels: not yet, or no more."""
-    if rows.lengths > MOST_LENGTHS:
+    if rows.lengths > most:
         return 1.0
     return min(1.0, rows.lengths / (rows.total_steps * step_rows))

@@ -111,6 +111,7 @@ class TrainingRows:
         if self.evaluation is not None:
             documents.append(self.evaluation.documents.examples)
             lengths = self.evaluation.lengths
+        rows, spans = self.total_steps * self.rows_per_step, self.documents.lengths
         unique = {id(examples): examples.nbytes for examples in documents}
         return RowFacts(
             step_tokens=self._most_tokens(),
@@ -118,7 +119,8 @@ class TrainingRows:
             mapped_bytes=sum(unique.values()),
             eval_rows=len(lengths),
             total_steps=self.total_steps,
-            lengths=min(len(np.unique(self.row_lengths)), self.total_steps * self.rows_per_step),
+            lengths=min(len(np.unique(self.row_lengths)), rows),
+            spans=min(len(np.unique(spans)), math.ceil(rows * len(spans) / len(self.row_lengths))),
         )
 
     def _most_tokens(self) -> int:

@@ -15,7 +15,8 @@ from megatrain_cli.config.load import LoadedConfig, load_config
 from megatrain_cli.pipeline.graph_size import measure_graphs
 from megatrain_cli.plan.cost import step_bounds
 from megatrain_cli.plan.decide import Known
-from megatrain_cli.plan.memory import MAPPED, MOST_LENGTHS
+from megatrain_cli.plan.kernels import most_lengths
+from megatrain_cli.plan.memory import MAPPED
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.plan.rates import LONG_ROW, SHORT_ROW, CpuLayer, CpuRates, CpuSums
 from megatrain_cli.plan.row_facts import RowFacts
@@ -199,7 +200,7 @@ def test_a_row_of_a_new_length_takes_longer_until_kernels_are_there() -> None:
     # Three products: up and down of all layers, and the head's.
     assert each - plain == pytest.approx(3 * CORES.new_product)
     assert seconds(10, 100) - plain == pytest.approx((each - plain) / 10)
-    assert seconds(MOST_LENGTHS + 1, 10**6) == pytest.approx(each)
+    assert seconds(most_lengths(spec) + 1, 10**6) == pytest.approx(each)
 
 
 @pytest.mark.parametrize(("width", "rates"), [(512, (30e9, 50e9)), (2048, (60e9, 100e9))])

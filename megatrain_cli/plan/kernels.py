@@ -1,0 +1,42 @@
+"""Kernels that torch makes for each length of rows in BF16 on the CPU, and keeps.
+
+Measured a length at a time with torch 2.13, 2026-11-30, rows of 64 to 1024 tokens: 2 MiB for each
+shape of weights, from 64 x 64 to 32000 x 512, and 8.5 MiB for fused attention, whatever its heads
+and however many threads (5 with one thread). FP32 and eager attention keep none.
+"""
+
+from megatrain_cli.model.spec import ModelSpec
+from megatrain_cli.units import MIB
+
+# Of the product with one shape of weights: forward and two backward.
+_PRODUCT_BYTES, _PRIMITIVES = 2 * MIB, 3
+# What oneDNN keeps, unless ONEDNN_PRIMITIVE_CACHE_CAPACITY says otherwise.
+_MOST_PRIMITIVES = 1024
+# Attention works in blocks, whose sizes come again once some hundred lengths were seen.
+_ATTENTION_BYTES, _MOST_ATTENTION = int(8.5 * MIB), 300
+
+
+def product_shapes(spec: ModelSpec) -> set[tuple[int, ...]]:
+    """The shapes of weights that rows are multiplied by."""
+    shapes = {p.shape[-2:] for layer in spec.layers[1:] for p in layer.params if len(p.shape) > 1}
+    if spec.tied:
+        shapes |= {p.shape[-2:] for p in spec.embed.params if len(p.shape) > 1}
+    return shapes
+
+
+def most_lengths(spec: ModelSpec) -> int:
+    """How many lengths of rows there can be before kernels are made anew."""
+    return _MOST_PRIMITIVES // (_PRIMITIVES * max(1, len(product_shapes(spec))))
+
+
+def kernel_bytes(spec: ModelSpec, lengths: int, spans: int, *, fused: bool) -> int:
+    """What all of them take.
+
+    Args:
+        spec: Of the model.
+        lengths: Different lengths of rows.
+        spans: Different lengths of what attention sees at once: rows, or documents in them.
+        fused: Whether attention is.
+    """
+    rows = min(lengths, most_lengths(spec)) * len(product_shapes(spec)) * _PRODUCT_BYTES
+    return rows + min(spans, _MOST_ATTENTION) * _ATTENTION_BYTES * fused

@@ -1,0 +1,28 @@
+"""Kernels that are kept for each length of rows: all shapes are counted once, and not for ever."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatrain_cli.plan.kernels import kernel_bytes, most_lengths, product_shapes
+from tests.plan.small import make_spec
+
+
+def test_layers_of_one_shape_share_their_kernels_and_a_tied_head_has_one() -> None:
+    for tied in (False, True):
+        spec = make_spec(layers=5, hidden=16, vocab=260, tied=tied)
+        assert product_shapes(spec) == {(64, 16), (16, 64), (260, 16)}
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.booleans())
+def test_more_lengths_never_take_less_and_end_where_kernels_are_made_anew(
+    lengths: int, spans: int, fused: bool
+) -> None:
+    spec = make_spec()
+    here = kernel_bytes(spec, lengths, spans, fused=fused)
+    for more in ((lengths + 1, spans), (lengths, spans + 1)):
+        assert kernel_bytes(spec, *more, fused=fused) >= here
+    most = most_lengths(spec)
+    assert kernel_bytes(spec, most, spans, fused=fused) >= here
+    assert kernel_bytes(spec, 10**9, spans, fused=fused) == kernel_bytes(
+        spec, most, spans, fused=fused
+    )
