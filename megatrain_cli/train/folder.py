@@ -17,6 +17,7 @@ from megatrain_cli.errors import (
 )
 from megatrain_cli.train.durable import remove_unfinished
 from megatrain_cli.train.identity import (
+    IDENTITY_NAME,
     Origin,
     RunIdentity,
     count_attempt,
@@ -46,7 +47,7 @@ class RunFolder:
         parent: The checkpoint that a forked run starts from.
 
     Raises:
-        ConfigError: The folder holds another run.
+        ConfigError: The folder holds another run, or lies among its checkpoints.
         LockedError: Another process is running there.
         StorageError: It cannot be made or written.
     """
@@ -59,13 +60,15 @@ class RunFolder:
     _identity: RunIdentity | None
 
     def __init__(self, path: Path, parent: Origin | None = None) -> None:
+        named_by = "train.output_dir" if parent is None else "--fork"
+        _refuse_inside_of_a_run(path, named_by)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
         self._take(path)
         try:
-            self._refuse_another_run("train.output_dir" if parent is None else "--fork")
+            self._refuse_another_run(named_by)
             self._sign()
             self._identity = self._begun(parent) or new_identity(parent)
             write_identity(self._fs, path, self._identity)
@@ -215,6 +218,17 @@ class RunFolder:
             f"resume {self.path}`, name another folder{other}, or remove it; nothing in it was "
             "changed."
         )
+
+
+def _refuse_inside_of_a_run(path: Path, named_by: str) -> None:
+    """No run begins where another keeps its checkpoints: retention would remove it with them."""
+    fs = FileSystem()
+    place = path.absolute()
+    for above in (place, *place.parents):
+        kept = above.name in (CHECKPOINTS, SUPERSEDED) and fs.exists(above.parent / IDENTITY_NAME)
+        if kept or is_checkpoint(above, fs):
+            what = "keeps checkpoints of another run" if kept else "is a checkpoint"
+            raise ConfigError(f"{named_by}: {path}: {above} {what}. Name a folder outside of it.")
 
 
 def has_saved(run: Path, fs: FileSystem) -> bool:

@@ -8,6 +8,9 @@ import pytest
 
 from megatrain_cli.errors import ConfigError, CorruptError, LockedError, StorageError
 from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.identity import Origin
+from tests.checkpoint.made import make_checkpoint
+from tests.train.saved import make_run
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -43,6 +46,37 @@ def test_a_folder_in_which_a_run_has_saved_is_refused_and_left_as_it_is(
     with pytest.raises(ConfigError, match=r"holds a run already.*nothing in it was changed"):
         RunFolder(tmp_path)
     assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("fork", [False, True])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "checkpoints",
+        "checkpoints/step-00000004",
+        "checkpoints/step-00000003",
+        "checkpoints/step-00000003/a/b",
+        "superseded/c",
+    ],
+)
+def test_no_run_begins_among_the_checkpoints_of_another(
+    place: str, fork: bool, tmp_path: Path
+) -> None:
+    """Retention would remove it with them, and its files would be taken for theirs."""
+    make_run(tmp_path, [3])
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match=r"Name a folder outside of it") as caught:
+        RunFolder(tmp_path / place, Origin("a", "sha256:b", 1) if fork else None)
+    assert str(caught.value).startswith("--fork: " if fork else "train.output_dir: ")
+    assert snapshot(tmp_path) == before
+
+
+def test_a_checkpoint_alone_has_no_run_in_it_either(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "alone")
+    with pytest.raises(ConfigError, match=r"alone is a checkpoint"):
+        RunFolder(tmp_path / "alone" / "run")
+    with RunFolder(tmp_path / "checkpoints" / "run"):  # a folder of runs may be called so
+        pass
 
 
 def test_checkpoints_on_a_disk_that_is_not_there_are_a_run(tmp_path: Path) -> None:
