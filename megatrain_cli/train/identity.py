@@ -77,7 +77,7 @@ def read_identity(run: Path) -> RunIdentity | None:
         return None
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path} is no JSON: {error}. {_WITHOUT}") from error
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
         raise CorruptError(f"{path} is not the identity of a run. {_WITHOUT}")
@@ -159,6 +159,6 @@ def _values_of(line: bytes) -> dict[str, object]:
     """What a line says; empty where it cannot be read."""
     try:
         values = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}

@@ -145,7 +145,7 @@ def _make_folder(fs: FileSystem, path: Path) -> None:
 def _step_of(line: bytes, journal: Path, number: int) -> int:
     try:
         step = json.loads(line.decode())["step"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptError(
             f"{journal}:{number}: not a step record: {error}. Move the file away to go on."
         ) from error
