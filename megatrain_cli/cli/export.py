@@ -1,5 +1,6 @@
 """`megatrain export`: a checkpoint's weights as a model folder for hubs and servers."""
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -29,9 +30,10 @@ def parse_size(text: str) -> int:
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     unit = _UNITS.get(found[2].upper()) if found else None
-    if found is None or unit is None or not (size := int(float(found[1]) * unit)):
+    size = float(found[1]) * unit if found and unit else 0.0
+    if not 1 <= size < math.inf:
         raise typer.BadParameter(f"wanted a size such as 5GB or 512MiB, got `{text}`")
-    return size
+    return int(size)
 
 
 def export(
