@@ -38,7 +38,9 @@ def parse_size(text: str) -> int:
 
 def export(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="RUN_OR_CKPT", help="A run folder or a checkpoint.")
+        Path,
+        # Here and elsewhere: what may not be read is told with the code of disks, not of usage.
+        typer.Argument(metavar="RUN_OR_CKPT", help="A run folder or a checkpoint.", readable=False),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make.")],
     max_shard_size: Annotated[
@@ -135,7 +137,7 @@ def _losses(checkpoint: "OpenCheckpoint") -> list[tuple[int, float]]:
         return []
     try:
         records = read_journal(path)
-    except CorruptError as error:  # the weights are not the worse for it
+    except (CorruptError, OSError) as error:  # the weights are not the worse for it
         say(f"note: the model card has no losses: {error}", talk())
         return []
     return [(one.step, one.loss) for one in records if one.step <= checkpoint.manifest.step]
