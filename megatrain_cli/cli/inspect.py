@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 def inspect_ckpt(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN_OR_CKPT", help="A run folder, a checkpoint or a model folder."),
+        typer.Argument(
+            metavar="RUN_OR_CKPT",
+            help="A run folder, a checkpoint or a model folder.",
+            readable=False,
+        ),
     ],
     full: Annotated[bool, typer.Option("--full", help="Also hash every byte.")] = False,
     numerics: Annotated[
@@ -33,6 +37,7 @@ def inspect_ckpt(
             metavar="OTHER",
             help="Compare with another checkpoint bit by bit; exit code 1 if they differ.",
             show_default=False,
+            readable=False,
         ),
     ] = None,
     as_json: AsJson = False,

@@ -101,7 +101,10 @@ def find_target(path: Path, fs: FileSystem) -> Target:
 
 def _has_state(folder: Path) -> bool:
     """Whether it is a checkpoint, or what was left of one: its fault is to be told then."""
-    return (folder / MANIFEST).exists() or (folder / TRAINING).exists()
+    try:
+        return (folder / MANIFEST).exists() or (folder / TRAINING).exists()
+    except OSError:  # it is closed to this process: whoever opens it says so
+        return True
 
 
 def _refuse_weights(path: Path) -> None:

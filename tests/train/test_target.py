@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -62,6 +63,18 @@ def test_what_cannot_be_looked_at_is_not_called_absent(tmp_path: Path) -> None:
     for name, why in (("x" * 300, "File name too long"), ("circle", "Too many levels")):
         with pytest.raises(NoCheckpointError, match=f"cannot be looked at: {why}"):
             find_target(tmp_path / name, FS)
+
+
+def test_a_run_whose_one_checkpoint_is_closed_says_so() -> None:
+    """Not that it has weights alone, nor nothing."""
+    with TemporaryDirectory() as folder:  # anybody may come to it, unlike to `tmp_path`
+        run = Path(folder)
+        run.chmod(0o755)
+        make_run(run, [3])
+        step(run, 3).chmod(0)
+        with as_nobody(), pytest.raises(ClosedError, match="step-00000003 may be whole"):
+            chosen(run)
+        step(run, 3).chmod(0o700)
 
 
 @contextmanager
