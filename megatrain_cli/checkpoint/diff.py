@@ -72,8 +72,10 @@ def compare(left: OpenCheckpoint, right: OpenCheckpoint, threads: int) -> Differ
     """Read both checkpoints whole and compare them, tensor by tensor.
 
     Raises:
-        CorruptError: A file cannot be read, or is cut short.
+        CorruptError: A file cannot be read, is cut short, or has no tensors and is damaged.
     """
+    for checkpoint in (left, right):  # of these files the manifests' hashes are compared
+        checkpoint.check_aux()
     lefts, rights = _tensors(left), _tensors(right)
     both = [name for name in lefts if name in rights]
     reshaped = [

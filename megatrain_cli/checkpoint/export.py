@@ -20,6 +20,7 @@ from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.hashes import check_files
 from megatrain_cli.checkpoint.headers import INDEX_NAME, make_header
 from megatrain_cli.checkpoint.names import TEMPORARY
+from megatrain_cli.checkpoint.resolve import is_checkpoint
 from megatrain_cli.checkpoint.storage import check_room, ensure_folder, make_nonce, storage_error
 from megatrain_cli.checkpoint.tree import remove_tree
 from megatrain_cli.errors import IncompatibleError, StorageError
@@ -79,7 +80,8 @@ def export(
         CorruptError: A file of the checkpoint is damaged.
         IncompatibleError: An update is pending, so the weights are of no one step.
         NumericsError: A value does not fit the dtype.
-        StorageError: The target exists, the disk is full or refuses. Nothing is left behind.
+        StorageError: The target exists or lies in a checkpoint, the disk is full or refuses.
+            Nothing is left behind.
     """
     manifest = checkpoint.manifest
     if manifest.pending is not None:
@@ -180,6 +182,12 @@ def _json(value: object) -> bytes:
 def _check_target(fs: FileSystem, target: Path, needed: int) -> None:
     if fs.exists(target):
         raise StorageError(f"{target} is there already; nothing in it was changed. Name a new one.")
+    for above in target.absolute().parents:
+        if is_checkpoint(above, fs):
+            raise StorageError(
+                f"{target} would lie in the checkpoint {above}, and retention would remove it with "
+                "that. Name a folder outside of it."
+            )
     try:
         check_room(fs, target, needed)
     except OSError as error:

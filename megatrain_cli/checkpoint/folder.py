@@ -86,6 +86,15 @@ class OpenCheckpoint:
             )
         return raw
 
+    def check_aux(self) -> None:
+        """Read all files that are no shards, a few MiB, and compare their hashes.
+
+        Raises:
+            CorruptError: One is not what was saved.
+        """
+        for entry in self.manifest.aux:
+            self.read_aux(entry.file)
+
     def read_bytes(self, file: str, offset: int, num_bytes: int) -> bytes:
         """Part of a file.
 
@@ -161,6 +170,21 @@ def open_checkpoint(folder: Path, fs: FileSystem) -> OpenCheckpoint:
         checkpoint.notes = _strangers(folder, fs, manifest)
         _check_index(checkpoint)
         checkpoint._held = held.pop_all()
+    return checkpoint
+
+
+def open_to_go_on(folder: Path, fs: FileSystem) -> OpenCheckpoint:
+    """As `open_checkpoint`, and all but the shards is what was saved: their loader checks those.
+
+    Raises:
+        MegatrainError: As `open_checkpoint`.
+    """
+    checkpoint = open_checkpoint(folder, fs)
+    try:
+        checkpoint.check_aux()
+    except BaseException:
+        checkpoint.close()
+        raise
     return checkpoint
 
 

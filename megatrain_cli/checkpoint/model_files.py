@@ -86,7 +86,7 @@ def _add_stops(files: dict[str, bytes], stop_ids: Sequence[int]) -> None:
 def _object(raw: bytes, name: str) -> dict[str, JsonValue]:
     try:
         values = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{name} of the model is no JSON: {error}") from None
     if not isinstance(values, dict):
         raise ModelError(f"{name} of the model is no JSON object")

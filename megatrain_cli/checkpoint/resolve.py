@@ -5,14 +5,23 @@ integers: a later attempt comes first even at a lower step, for a run that was r
 there. Clocks and times of files are never asked.
 """
 
+import errno
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR
 from typing import NamedTuple
 
-from megatrain_cli.checkpoint.folder import CLOSED, OpenCheckpoint, open_checkpoint, read_manifest
+from megatrain_cli.checkpoint.folder import (
+    CLOSED,
+    OpenCheckpoint,
+    open_checkpoint,
+    open_to_go_on,
+    read_manifest,
+)
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.manifest import Manifest
 from megatrain_cli.checkpoint.names import (
@@ -71,6 +80,27 @@ class Resolved(NamedTuple):
 
     checkpoint: OpenCheckpoint
     notes: tuple[str, ...]
+
+
+def check_there(path: Path) -> None:
+    """Refuse a path where nothing is, or which this process may not look at.
+
+    Raises:
+        NoCheckpointError: Nothing is there.
+        ClosedError: Something may be.
+    """
+    try:
+        found = path.stat()
+        closed = S_ISDIR(found.st_mode) and not os.access(path, os.R_OK | os.X_OK)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoCheckpointError(
+            f"{path}: there is no such folder (resolved to {path.absolute()})"
+        ) from None
+    except OSError as error:
+        kind = ClosedError if error.errno in CLOSED else NoCheckpointError
+        raise kind(f"{path} cannot be looked at: {error.strerror}.") from error
+    if closed:
+        raise ClosedError(f"{path} cannot be looked at: {os.strerror(errno.EACCES)}.")
 
 
 def is_run(path: Path, fs: FileSystem) -> bool:
@@ -144,8 +174,8 @@ def resolve(
         problem = bad.get(one.folder.name, one.problem)
         if problem is None:
             try:
-                checkpoint = open_checkpoint(one.folder, fs)
-            except MegatrainError as error:  # it changed between the two looks
+                checkpoint = open_to_go_on(one.folder, fs)
+            except MegatrainError as error:
                 problem = str(error)
             else:
                 rejected = [f"{line} Going on from {one.folder}." for line in rejected]

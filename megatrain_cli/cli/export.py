@@ -1,5 +1,6 @@
 """`megatrain export`: a checkpoint's weights as a model folder for hubs and servers."""
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -29,14 +30,17 @@ def parse_size(text: str) -> int:
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     unit = _UNITS.get(found[2].upper()) if found else None
-    if found is None or unit is None or not (size := int(float(found[1]) * unit)):
+    size = float(found[1]) * unit if found and unit else 0.0
+    if not 1 <= size < math.inf:
         raise typer.BadParameter(f"wanted a size such as 5GB or 512MiB, got `{text}`")
-    return size
+    return int(size)
 
 
 def export(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="RUN_OR_CKPT", help="A run folder or a checkpoint.")
+        Path,
+        # Here and elsewhere: what may not be read is told with the code of disks, not of usage.
+        typer.Argument(metavar="RUN_OR_CKPT", help="A run folder or a checkpoint.", readable=False),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make.")],
     max_shard_size: Annotated[
@@ -133,7 +137,7 @@ def _losses(checkpoint: "OpenCheckpoint") -> list[tuple[int, float]]:
         return []
     try:
         records = read_journal(path)
-    except CorruptError as error:  # the weights are not the worse for it
+    except (CorruptError, OSError) as error:  # the weights are not the worse for it
         say(f"note: the model card has no losses: {error}", talk())
         return []
     return [(one.step, one.loss) for one in records if one.step <= checkpoint.manifest.step]

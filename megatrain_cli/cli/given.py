@@ -3,21 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatrain_cli.errors import NoCheckpointError
-
 if TYPE_CHECKING:
     from megatrain_cli.checkpoint.folder import OpenCheckpoint
     from megatrain_cli.checkpoint.fsio import FileSystem
-
-
-def check_there(path: Path) -> None:
-    """Refuse a path that does not exist.
-
-    Raises:
-        NoCheckpointError: Nothing is there.
-    """
-    if not path.exists():
-        raise NoCheckpointError(f"{path}: there is no such folder (resolved to {path.absolute()})")
 
 
 def open_given(path: Path, fs: "FileSystem") -> "OpenCheckpoint":
@@ -27,9 +15,10 @@ def open_given(path: Path, fs: "FileSystem") -> "OpenCheckpoint":
         CorruptError: The given checkpoint is damaged; for a run, an older one is taken instead.
         IncompatibleError: It is of another version.
         NoCheckpointError: There is none.
+        ClosedError: This process may not look at it.
     """
     from megatrain_cli.checkpoint.folder import open_checkpoint
-    from megatrain_cli.checkpoint.resolve import is_checkpoint, is_run, resolve
+    from megatrain_cli.checkpoint.resolve import check_there, is_checkpoint, is_run, resolve
     from megatrain_cli.report.console import talk
     from megatrain_cli.report.plan_view import say
 

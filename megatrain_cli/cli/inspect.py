@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megatrain_cli.cli.given import check_there, open_given
+from megatrain_cli.cli.given import open_given
 from megatrain_cli.cli.options import AsJson, count_threads
 from megatrain_cli.errors import NoCheckpointError
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 def inspect_ckpt(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN_OR_CKPT", help="A run folder, a checkpoint or a model folder."),
+        typer.Argument(
+            metavar="RUN_OR_CKPT",
+            help="A run folder, a checkpoint or a model folder.",
+            readable=False,
+        ),
     ],
     full: Annotated[bool, typer.Option("--full", help="Also hash every byte.")] = False,
     numerics: Annotated[
@@ -33,6 +37,7 @@ def inspect_ckpt(
             metavar="OTHER",
             help="Compare with another checkpoint bit by bit; exit code 1 if they differ.",
             show_default=False,
+            readable=False,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -46,7 +51,7 @@ def inspect_ckpt(
     is no complete checkpoint, 8 if values are not finite.
     """
     from megatrain_cli.checkpoint.fsio import FileSystem
-    from megatrain_cli.checkpoint.resolve import is_checkpoint, is_run
+    from megatrain_cli.checkpoint.resolve import check_there, is_checkpoint, is_run
 
     check_there(run)
     fs = FileSystem()
@@ -61,6 +66,7 @@ def inspect_ckpt(
     elif is_run(run, fs):
         _survey(run, fs, full=full, numerics=numerics, open_model=open_model, as_json=as_json)
     else:
+        _check_model(run)
         if full or numerics or open_model:
             raise typer.BadParameter(
                 f"{run} is no checkpoint and no run: --full, --numerics and --open are for those"
@@ -152,18 +158,21 @@ def _compare(one: Path, other: Path, fs: "FileSystem", *, as_json: bool) -> None
     _leave(0 if found.is_empty else 1)
 
 
-def _list_weights(folder: Path, *, as_json: bool) -> None:
-    """A folder without a manifest: a model's weights, if it has any."""
-    from megatrain_cli.checkpoint.headers import read_folder
-    from megatrain_cli.report.checkpoint_view import show_files
-    from megatrain_cli.report.console import data
-    from megatrain_cli.report.plan_view import say
-
+def _check_model(folder: Path) -> None:
     if not (folder / "config.json").is_file() or not any(folder.glob("model*.safetensors")):
         raise NoCheckpointError(
             f"{folder}: no checkpoint here: wanted a `manifest.json`, a run with `checkpoints`, or "
             "a model folder with `config.json` and `model*.safetensors`"
         )
+
+
+def _list_weights(folder: Path, *, as_json: bool) -> None:
+    """A folder without a manifest: a model's weights."""
+    from megatrain_cli.checkpoint.headers import read_folder
+    from megatrain_cli.report.checkpoint_view import show_files
+    from megatrain_cli.report.console import data
+    from megatrain_cli.report.plan_view import say
+
     files = read_folder(folder)
     if as_json:
         rows = [

@@ -11,7 +11,11 @@ from megatrain_cli.cli.options import Overrides, parse_overrides, set_environmen
 def resume(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN_OR_CKPT", help="A run folder, or one of its checkpoints."),
+        typer.Argument(
+            metavar="RUN_OR_CKPT",
+            help="A run folder, or one of its checkpoints.",
+            readable=False,
+        ),
     ],
     overrides: Overrides = None,
     allow_change: Annotated[

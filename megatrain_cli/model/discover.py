@@ -75,7 +75,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: is not valid JSON: {error}.") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
         raise ModelError(f"{path}: has no `model_type`: not the config of a Hugging Face model.")

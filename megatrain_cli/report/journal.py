@@ -114,7 +114,7 @@ def _records(path: Path, raw: bytes) -> Iterator[StepRecord | EvalRecord]:
                 yield EvalRecord.from_json(values)
                 continue
             record = StepRecord.from_json(values)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptError(f"{path}:{number}: not a step record: {error}") from error
         yield record
 

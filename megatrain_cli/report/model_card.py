@@ -112,7 +112,8 @@ def _sample(losses: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.split()).replace("<", "&lt;")
+    written = text.encode(errors="replace").decode()  # the name of a folder may be no Unicode
+    return " ".join(written.split()).replace("<", "&lt;")
 
 
 def _code(text: str) -> str:

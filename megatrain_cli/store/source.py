@@ -230,7 +230,7 @@ def _weight_files(folder: Path) -> list[Path]:
             names = sorted(
                 set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             )
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CorruptError(f"{index} is not an index of safetensors files: {error}") from error
         outside = [name for name in names if Path(name).name != name]
         if outside:

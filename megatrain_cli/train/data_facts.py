@@ -8,6 +8,8 @@ from pydantic import JsonValue
 from megatrain_cli.checkpoint.facts import DataFacts, SourceFile
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.data.content import FileContent
+from megatrain_cli.data.held_out import HELD_OUT
+from megatrain_cli.data.mixing import MIXING
 from megatrain_cli.data.source import SourceFile as DataSource
 from megatrain_cli.data.sources import find_sources
 from megatrain_cli.errors import IncompatibleError
@@ -23,6 +25,7 @@ _MAKE_ROWS = (
     "data.overlong",
     "data.train_on_prompt",
 )
+_KEYS_OF_RULES = {HELD_OUT: "data.eval_share", MIXING: "data.train"}
 _ALLOW = "add `--allow-change data.train` to go on with them from the same number of rows"
 
 
@@ -77,7 +80,7 @@ def check_data(
         IncompatibleError: A file has other content, files are in another order or number, or the
             same files give other tokens.
     """
-    if saved.order != now.order:
+    if _rules(saved.order, allowed) != _rules(now.order, allowed):
         raise IncompatibleError(
             f"The order of rows follows the rule {saved.order!a} in the checkpoint and "
             f"{now.order} in this version. Use the version of megatrain that saved it."
@@ -94,6 +97,11 @@ def check_data(
             "library that reads it has changed; use those that the run was begun with."
         )
     return []
+
+
+def _rules(order: str, allowed: Collection[str]) -> list[str]:
+    """Rules of order, but those that come and go with the value of a key that may change."""
+    return [rule for rule in order.split("+") if _KEYS_OF_RULES.get(rule) not in allowed]
 
 
 def _explain(was: tuple[SourceFile, ...], now: tuple[SourceFile, ...]) -> str:

@@ -130,7 +130,7 @@ def model_facts(skeleton: Skeleton, config_json: bytes) -> ModelFacts:
     try:
         values = json.loads(config_json)
         kept = {key: value for key, value in values.items() if key not in _NO_MODEL}
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ModelError(f"config.json of the model is no JSON object: {error}") from error
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
     return ModelFacts(

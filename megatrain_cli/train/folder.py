@@ -15,8 +15,9 @@ from megatrain_cli.errors import (
     NoCheckpointError,
     StorageError,
 )
-from megatrain_cli.train.durable import remove_unfinished
+from megatrain_cli.train.durable import remove_unfinished, replace_file
 from megatrain_cli.train.identity import (
+    IDENTITY_NAME,
     Origin,
     RunIdentity,
     count_attempt,
@@ -27,6 +28,8 @@ from megatrain_cli.train.identity import (
 )
 from megatrain_cli.train.lock import RunLock
 from megatrain_cli.train.superseded import SUPERSEDED, cut_journal, set_aside, split_journal
+
+_CONFIG_NAME = "config.yaml"
 
 
 class RunFolder:
@@ -46,7 +49,7 @@ class RunFolder:
         parent: The checkpoint that a forked run starts from.
 
     Raises:
-        ConfigError: The folder holds another run.
+        ConfigError: The folder holds another run, or lies among its checkpoints.
         LockedError: Another process is running there.
         StorageError: It cannot be made or written.
     """
@@ -59,13 +62,15 @@ class RunFolder:
     _identity: RunIdentity | None
 
     def __init__(self, path: Path, parent: Origin | None = None) -> None:
+        named_by = "train.output_dir" if parent is None else "--fork"
+        _refuse_inside_of_a_run(path, named_by)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
         self._take(path)
         try:
-            self._refuse_another_run("train.output_dir" if parent is None else "--fork")
+            self._refuse_another_run(named_by)
             self._sign()
             self._identity = self._begun(parent) or new_identity(parent)
             write_identity(self._fs, path, self._identity)
@@ -154,11 +159,7 @@ class RunFolder:
         Raises:
             StorageError: The disk refused it.
         """
-        path = self.path / "config.yaml"
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
+        replace_file(self._fs, self.path / _CONFIG_NAME, text.encode())
 
     @property
     def metrics(self) -> Path:
@@ -206,15 +207,36 @@ class RunFolder:
 
     def _refuse_another_run(self, named_by: str) -> None:
         """What was saved makes a run: not its journal, whose steps are lost."""
+        other = " (`train.output_dir=...`)" if named_by == "train.output_dir" else ""
         if not has_saved(self.path, self._fs):
             split_journal(self._fs, self.metrics, 0)  # refuses what is no journal
+            self._refuse_a_config(named_by, other)
             return
-        other = " (`train.output_dir=...`)" if named_by == "train.output_dir" else ""
         raise ConfigError(
             f"{named_by}: {self.path} holds a run already. Continue it with `megatrain "
             f"resume {self.path}`, name another folder{other}, or remove it; nothing in it was "
             "changed."
         )
+
+    def _refuse_a_config(self, named_by: str, other: str) -> None:
+        """No run began here, so it is a person's, most likely the one that names this folder."""
+        path = self.path / _CONFIG_NAME
+        if self._fs.exists(path) and not self._fs.exists(self.path / IDENTITY_NAME):
+            raise ConfigError(
+                f"{named_by}: the run would write its config over {path}. Name another folder"
+                f"{other}; nothing in it was changed."
+            )
+
+
+def _refuse_inside_of_a_run(path: Path, named_by: str) -> None:
+    """No run begins where another keeps its checkpoints: retention would remove it with them."""
+    fs = FileSystem()
+    place = path.absolute()
+    for above in (place, *place.parents):
+        kept = above.name in (CHECKPOINTS, SUPERSEDED) and fs.exists(above.parent / IDENTITY_NAME)
+        if kept or is_checkpoint(above, fs):
+            what = "keeps checkpoints of another run" if kept else "is a checkpoint"
+            raise ConfigError(f"{named_by}: {path}: {above} {what}. Name a folder outside of it.")
 
 
 def has_saved(run: Path, fs: FileSystem) -> bool:

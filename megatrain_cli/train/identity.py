@@ -14,7 +14,7 @@ from pathlib import Path
 from megatrain_cli import __version__
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.errors import CorruptError, IncompatibleError, StorageError
-from megatrain_cli.train.durable import replace_file
+from megatrain_cli.train.durable import read_file, replace_file
 
 IDENTITY_NAME = "run.json"
 ATTEMPTS_NAME = "attempts.jsonl"
@@ -72,12 +72,12 @@ def read_identity(run: Path) -> RunIdentity | None:
     """
     path = run / IDENTITY_NAME
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_file(path))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path} is no JSON: {error}. {_WITHOUT}") from error
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
         raise CorruptError(f"{path} is not the identity of a run. {_WITHOUT}")
@@ -114,7 +114,7 @@ def count_attempt(
     """
     path = run / ATTEMPTS_NAME
     try:
-        raw = path.read_bytes() if path.exists() else b""
+        raw = read_file(path) if path.exists() else b""
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
     attempt = 1 + max([seen, *(_attempt_of(line, run_id) for line in raw.splitlines())])
@@ -131,7 +131,7 @@ def names_checkpoint(run: Path) -> bool:
         OSError: The file cannot be read.
     """
     path = run / ATTEMPTS_NAME
-    raw = path.read_bytes() if path.exists() else b""
+    raw = read_file(path) if path.exists() else b""
     return any("checkpoint" in _values_of(line) for line in raw.splitlines())
 
 
@@ -159,6 +159,6 @@ def _values_of(line: bytes) -> dict[str, object]:
     """What a line says; empty where it cannot be read."""
     try:
         values = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}

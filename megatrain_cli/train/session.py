@@ -7,7 +7,7 @@ from pathlib import Path
 
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.resolve import is_run
-from megatrain_cli.config.load import LoadedConfig
+from megatrain_cli.config.load import LoadedConfig, check_paths
 from megatrain_cli.errors import CorruptError
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import ORDINARY_MEMORY
@@ -68,6 +68,7 @@ def resume(
                     console.note(f"{request.path}: {resumption.finished}")
                     return
                 loaded, recorded = resumption.config.loaded, resumption.config.recorded
+                check_paths(loaded)
                 if pageable:
                     loaded = _in_ordinary_memory(loaded)
                 Attempt(

@@ -13,7 +13,7 @@ from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.names import folder_name, step_of
 from megatrain_cli.checkpoint.storage import ensure_folder, storage_error
 from megatrain_cli.errors import CorruptError
-from megatrain_cli.train.durable import replace_file
+from megatrain_cli.train.durable import read_file, replace_file
 
 SUPERSEDED = "superseded"
 
@@ -51,7 +51,7 @@ def split_journal(fs: FileSystem, journal: Path, step: int) -> tuple[list[bytes]
         StorageError: It cannot be read.
     """
     try:
-        raw = journal.read_bytes() if journal.exists() else b""
+        raw = read_file(journal) if journal.exists() else b""
     except OSError as error:
         raise storage_error(fs, journal, error) from error
     kept: list[bytes] = []
@@ -145,7 +145,7 @@ def _make_folder(fs: FileSystem, path: Path) -> None:
 def _step_of(line: bytes, journal: Path, number: int) -> int:
     try:
         step = json.loads(line.decode())["step"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptError(
             f"{journal}:{number}: not a step record: {error}. Move the file away to go on."
         ) from error

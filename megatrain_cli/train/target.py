@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain_cli.checkpoint.folder import OpenCheckpoint, open_checkpoint
+from megatrain_cli.checkpoint.folder import OpenCheckpoint, open_to_go_on
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.headers import find_model_folder
 from megatrain_cli.checkpoint.names import CHECKPOINTS, MANIFEST, TRAINING, step_of
 from megatrain_cli.checkpoint.resolve import (
     Candidate,
     candidates,
+    check_there,
     is_checkpoint,
     is_run,
     pick,
@@ -61,9 +62,9 @@ def find_target(path: Path, fs: FileSystem) -> Target:
 
     Raises:
         NoCheckpointError: It is neither; says what it is, as far as looking at it tells.
+        ClosedError: This process may not look at it.
     """
-    if not fs.exists(path):
-        raise NoCheckpointError(f"{path}: there is no such folder (resolved to {path.absolute()})")
+    check_there(path)
     if not path.is_dir():
         raise NoCheckpointError(
             f"{path}: no checkpoint to resume from: it is a file, not a run folder and not a "
@@ -100,7 +101,10 @@ def find_target(path: Path, fs: FileSystem) -> Target:
 
 def _has_state(folder: Path) -> bool:
     """Whether it is a checkpoint, or what was left of one: its fault is to be told then."""
-    return (folder / MANIFEST).exists() or (folder / TRAINING).exists()
+    try:
+        return (folder / MANIFEST).exists() or (folder / TRAINING).exists()
+    except OSError:  # it is closed to this process: whoever opens it says so
+        return True
 
 
 def _refuse_weights(path: Path) -> None:
@@ -153,7 +157,7 @@ def choose(
         assert target.run is not None  # a target is one of the two
         checkpoint, notes = resolve(target.run, fs, run_id, refused)
     else:
-        checkpoint = open_checkpoint(target.checkpoint, fs)
+        checkpoint = open_to_go_on(target.checkpoint, fs)
         notes = checkpoint.notes
     try:
         if target.run is None or fork:

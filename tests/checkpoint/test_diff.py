@@ -12,6 +12,7 @@ from megatrain_cli.checkpoint import pieces as pieces_module
 from megatrain_cli.checkpoint.diff import Difference, TensorDiff, compare
 from megatrain_cli.checkpoint.folder import open_checkpoint
 from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.errors import CorruptError
 from tests.checkpoint.made import make_checkpoint, random_layers
 
 
@@ -29,6 +30,15 @@ def test_equal_state_is_equal_whoever_saved_it(tmp_path: Path) -> None:
     found = diff(tmp_path / "a", tmp_path / "b")
     assert found.is_empty
     assert found.compared == sum(1 for _ in every_place(tmp_path / "a"))
+
+
+def test_a_damaged_file_without_tensors_is_no_equal_one(tmp_path: Path) -> None:
+    """Of these the manifests' hashes are compared, so each has to be what its manifest says."""
+    for name in ("a", "b"):
+        make_checkpoint(tmp_path / name, aux={"training/plan.json": b"{}"})
+    (tmp_path / "b" / "training" / "plan.json").write_bytes(b"[]")
+    with pytest.raises(CorruptError, match=r"b/training/plan\.json: damaged"):
+        diff(tmp_path / "a", tmp_path / "b")
 
 
 def every_place(folder: Path) -> list[tuple[str, tuple[int, ...], str, int, int]]:

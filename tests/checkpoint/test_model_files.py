@@ -61,7 +61,9 @@ def test_without_one_it_is_made_of_what_transformers_would_take(tmp_path: Path) 
     assert (loaded.bos_token_id, loaded.eos_token_id) == (1, [2, 7])
 
 
-@pytest.mark.parametrize(("raw", "said"), [("{", "no JSON: "), ("[]", "no JSON object")])
+@pytest.mark.parametrize(
+    ("raw", "said"), [("{", "no JSON: "), ("[" * 100_000, "no JSON: "), ("[]", "no JSON object")]
+)
 def test_one_that_cannot_be_read_is_refused_by_name(raw: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=rf"generation_config\.json .* {said}"):
         generation_of(folder(tmp_path, raw), 7)

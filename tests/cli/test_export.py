@@ -118,6 +118,24 @@ def test_what_cannot_be_exported_is_refused_with_its_code(
     assert out.exists() == (change == "exists")
 
 
+def test_nothing_is_exported_into_a_checkpoint_that_retention_removes(
+    run: Path, tmp_path: Path
+) -> None:
+    folder = next((run / "checkpoints").glob("step-*"))
+    _, _, error = export(run, folder / "a" / "out", code=7)
+    assert f"would lie in the checkpoint {folder}" in error
+    assert not (folder / "a").exists()
+
+
+def test_a_journal_that_may_not_be_read_costs_the_card_its_losses_too(
+    run: Path, tmp_path: Path
+) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to("/proc/self/mem")  # a file of which no byte can be read
+    _, err, _ = export(run, tmp_path / "out")
+    assert "note: the model card has no losses" in err
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [
@@ -132,7 +150,9 @@ def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "5XB", "0", "0.1", "1e9", "5 GB now"])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1GB", "5XB", "0", "0.1", "1e9", "5 GB now", "9" * 400]
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="wanted a size such as 5GB"):
         parse_size(text)

@@ -306,6 +306,13 @@ def test_a_path_that_is_not_there_or_holds_nothing_is_no_checkpoint(
         assert message in str(found)
 
 
+def test_no_check_makes_it_wrong_usage_that_nothing_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a-file").write_text("")
+    for name in (".", "a-file"):
+        found = error("inspect-ckpt", tmp_path / name, "--full")
+        assert isinstance(found, NoCheckpointError)
+
+
 def test_resume_says_how_to_train_on_from_weights(run: Path) -> None:
     found = error("resume", run)
     assert isinstance(found, NoCheckpointError)

@@ -209,6 +209,7 @@ def test_cross_attention_is_refused(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("[]", "no `model_type`"),
         ('{"vocab_size": 3}', "no `model_type`"),
         ('{"model_type": "llama", "vocab_size": "many"}', "not a valid llama config"),

@@ -125,6 +125,7 @@ def test_appending_after_a_cut_line_keeps_every_line_whole(tmp_path: Path) -> No
         '{"phases": 1}',
         '{"breakdown": {"idle_seconds": []}}',
         "\xff",
+        "[" * 100_000,
     ],
 )
 def test_a_whole_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:

@@ -73,6 +73,11 @@ def test_text_from_a_file_cannot_leave_its_block() -> None:
     assert text.count("````") == 2
 
 
+def test_a_name_that_is_no_unicode_is_written_as_far_as_it_goes() -> None:
+    """Folders may be named in any bytes; Python has what is none in lone surrogates."""
+    assert "\n# caf?\n" in model_card(replace(FACTS, name="caf\udce9")).encode().decode()
+
+
 points = st.lists(st.tuples(st.integers(1, 10**6), st.floats(width=32)), max_size=50).map(
     lambda found: sorted(found, key=lambda point: point[0])
 )

@@ -13,7 +13,10 @@ from hypothesis.extra import numpy as arrays
 
 from megatrain_cli.checkpoint.facts import DataFacts, SourceFile
 from megatrain_cli.data.content import hash_content, hash_files
+from megatrain_cli.data.held_out import HELD_OUT
 from megatrain_cli.data.hub import HubSet
+from megatrain_cli.data.mixing import MIXING
+from megatrain_cli.data.pack import RULE as PACKING
 from megatrain_cli.data.source import SourceFile as DataSource
 from megatrain_cli.data.table import Examples, hash_rows
 from megatrain_cli.errors import DataError, IncompatibleError
@@ -117,6 +120,19 @@ def test_the_same_files_with_other_tokens_are_refused_unless_a_key_explains_it(
 def test_another_rule_of_order_is_refused(two: tuple[Path, Path]) -> None:
     with pytest.raises(IncompatibleError, match="the rule 'splitmix64-v1' in the checkpoint"):
         check_data(facts(*two, order="splitmix64-v1"), facts(*two), ("data.train",), 3)
+
+
+@pytest.mark.parametrize(("rule", "key"), [(HELD_OUT, "data.eval_share"), (MIXING, "data.train")])
+def test_a_rule_that_comes_or_goes_with_an_allowed_key_is_no_other_order(
+    two: tuple[Path, Path], rule: str, key: str
+) -> None:
+    plain, ruled = facts(*two), facts(*two, order=f"feistel-v1+{rule}")
+    for saved, now in ((plain, ruled), (ruled, plain)):
+        assert check_data(saved, now, (key,), 3) == []
+        with pytest.raises(IncompatibleError, match="The order of rows"):
+            check_data(saved, now, ("train.seed",), 3)
+    with pytest.raises(IncompatibleError, match="The order of rows"):
+        check_data(facts(*two, order=f"feistel-v1+{PACKING}"), plain, (key,), 3)
 
 
 def test_names_from_a_checkpoint_cannot_control_a_terminal(two: tuple[Path, Path]) -> None:

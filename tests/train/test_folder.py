@@ -1,6 +1,8 @@
 """One run folder, one run, one writer."""
 
 import multiprocessing
+import os
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -8,6 +10,9 @@ import pytest
 
 from megatrain_cli.errors import ConfigError, CorruptError, LockedError, StorageError
 from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.identity import Origin
+from tests.checkpoint.made import make_checkpoint
+from tests.train.saved import make_run
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -43,6 +48,65 @@ def test_a_folder_in_which_a_run_has_saved_is_refused_and_left_as_it_is(
     with pytest.raises(ConfigError, match=r"holds a run already.*nothing in it was changed"):
         RunFolder(tmp_path)
     assert snapshot(tmp_path) == before
+
+
+def test_a_config_in_the_folder_is_never_written_over(tmp_path: Path) -> None:
+    """`train.output_dir: .` names the folder of the config itself, with all its comments."""
+    (tmp_path / "config.yaml").write_text("# mine\n")
+    with pytest.raises(ConfigError, match=r"would write its config over .*Name another folder"):
+        RunFolder(tmp_path)
+    assert (tmp_path / "config.yaml").read_text() == "# mine\n"
+    with RunFolder(tmp_path / "run") as folder:
+        folder.write_config("a: 1\n")
+    with RunFolder(tmp_path / "run") as folder:  # its own it may replace
+        folder.write_config("a: 2\n")
+    assert (tmp_path / "run" / "config.yaml").read_text() == "a: 2\n"
+
+
+@pytest.mark.parametrize("name", ["run.json", "attempts.jsonl", "metrics.jsonl", "config.yaml"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    run_id = make_run(tmp_path, [3])
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    expected = (
+        nullcontext()
+        if name == "config.yaml"
+        else pytest.raises(StorageError, match="it is no regular file")
+    )
+    with expected, RunFolder.reopen(tmp_path) as folder:
+        folder.go_on(run_id=run_id, step=3, checkpoint_id="x", seen=1, superseded=())
+        folder.write_config("a: 1\n")
+
+
+@pytest.mark.parametrize("fork", [False, True])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "checkpoints",
+        "checkpoints/step-00000004",
+        "checkpoints/step-00000003",
+        "checkpoints/step-00000003/a/b",
+        "superseded/c",
+    ],
+)
+def test_no_run_begins_among_the_checkpoints_of_another(
+    place: str, fork: bool, tmp_path: Path
+) -> None:
+    """Retention would remove it with them, and its files would be taken for theirs."""
+    make_run(tmp_path, [3])
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match=r"Name a folder outside of it") as caught:
+        RunFolder(tmp_path / place, Origin("a", "sha256:b", 1) if fork else None)
+    assert str(caught.value).startswith("--fork: " if fork else "train.output_dir: ")
+    assert snapshot(tmp_path) == before
+
+
+def test_a_checkpoint_alone_has_no_run_in_it_either(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "alone")
+    with pytest.raises(ConfigError, match=r"alone is a checkpoint"):
+        RunFolder(tmp_path / "alone" / "run")
+    with RunFolder(tmp_path / "checkpoints" / "run"):  # a folder of runs may be called so
+        pass
 
 
 def test_checkpoints_on_a_disk_that_is_not_there_are_a_run(tmp_path: Path) -> None:
@@ -120,5 +184,5 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         RunFolder(tmp_path / "file" / "run")
     with RunFolder(tmp_path / "run") as folder:
         (tmp_path / "run" / "config.yaml").mkdir()
-        with pytest.raises(StorageError, match=r"config\.yaml cannot be written"):
+        with pytest.raises(StorageError, match=r"config\.yaml could not be written"):
             folder.write_config("")

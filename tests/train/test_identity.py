@@ -39,6 +39,7 @@ def test_an_identity_is_read_as_it_was_written(parent: Origin | None, tmp_path: 
     [
         ("", CorruptError, "is no JSON"),
         ("\xff", CorruptError, "is no JSON"),
+        ("[" * 100_000, CorruptError, "is no JSON"),
         ("[]", CorruptError, "is not the identity"),
         ('{"run_id": "a"}', CorruptError, "is not the identity"),
         ('{"format": 2}', IncompatibleError, "has format 2 and this version reads 1"),
@@ -88,7 +89,9 @@ def test_an_attempt_is_above_every_earlier_one_and_every_checkpoint(
 def test_lines_of_other_runs_and_cut_lines_do_not_count(tmp_path: Path) -> None:
     path = tmp_path / "attempts.jsonl"
     other = json.dumps({"run_id": "b" * 32, "attempt": 9})
-    path.write_text(f'{other}\nnonsense\n3\n{{"run_id": "{RUN}", "attempt": "7"}}\n{{"run_id": "')
+    deep = "[" * 100_000
+    text = f'{{"run_id": "{RUN}", "attempt": "7"}}'
+    path.write_text(f'{other}\nnonsense\n3\n{deep}\n{text}\n{{"run_id": "')
     assert count_attempt(FS, tmp_path, RUN, 0, {"checkpoint": None}) == 1
     *_, last = path.read_text().splitlines()
     assert json.loads(last) == {

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from megatrain_cli.checkpoint.fsio import FileSystem
-from megatrain_cli.errors import CorruptError, NoCheckpointError
+from megatrain_cli.errors import ConfigError, CorruptError, NoCheckpointError
 from megatrain_cli.train.outlook import find_device, find_finished
 from megatrain_cli.train.resume import ResumeRequest
+from tests.train.here import resume_here
 from tests.train.saved import make_run, save_step
 from tests.train.test_folder import snapshot
 
@@ -81,3 +82,10 @@ def test_where_all_are_damaged_there_is_nothing_to_go_on_from(tmp_path: Path) ->
     flip(step(tmp_path, 20) / "model-embed.safetensors")
     with pytest.raises(NoCheckpointError, match="step-00000020 is refused"):
         find_finished(ResumeRequest(tmp_path), FS, lambda text: None, {})
+
+
+def test_a_path_that_cannot_be_used_is_said_by_its_key_as_in_a_new_run(tmp_path: Path) -> None:
+    make_run(tmp_path, [3])
+    for name, why in (("x" * 300, "File name too long"), ("gone.jsonl", "there is no file")):
+        with pytest.raises(ConfigError, match=rf"data\.train: .*{why}"):
+            resume_here(tmp_path, f"data.train={tmp_path / name}")

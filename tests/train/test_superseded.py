@@ -65,7 +65,7 @@ def _cut(fs: FileSystem, journal: Path, attempt: int) -> None:
     cut_journal(fs, journal, 5, attempt)
 
 
-@pytest.mark.parametrize("bad", ["x", "[]", '{"loss": 1}', '{"step": "3"}'])
+@pytest.mark.parametrize("bad", ["x", "[]", '{"loss": 1}', '{"step": "3"}', "[" * 100_000])
 def test_a_whole_line_that_is_no_record_is_named(bad: str, tmp_path: Path) -> None:
     journal = tmp_path / "metrics.jsonl"
     journal.write_text(lines(1) + bad + "\n" + lines(2))

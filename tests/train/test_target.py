@@ -1,12 +1,17 @@
 """Which checkpoint is gone on from: the newest of a run, or exactly the one that was named."""
 
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.errors import (
+    ClosedError,
     ConfigError,
     CorruptError,
     IncompatibleError,
@@ -44,6 +49,45 @@ def test_a_run_a_checkpoint_and_a_checkpoint_out_of_its_run_are_told_apart(tmp_p
     unfinished = tmp_path / "step-00000004"
     unfinished.mkdir()
     assert find_target(unfinished, FS) == Target(None, unfinished)
+
+
+def test_what_cannot_be_looked_at_is_not_called_absent(tmp_path: Path) -> None:
+    """Whoever asks: `inspect-ckpt` and `export` use the same look."""
+    closed = tmp_path / "closed"
+    make_run(closed / "run", [3])
+    closed.chmod(0)
+    with as_nobody(), pytest.raises(ClosedError, match=r"run cannot be looked at: Permission"):
+        find_target(closed / "run", FS)
+    closed.chmod(0o700)
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for name, why in (("x" * 300, "File name too long"), ("circle", "Too many levels")):
+        with pytest.raises(NoCheckpointError, match=f"cannot be looked at: {why}"):
+            find_target(tmp_path / name, FS)
+
+
+def test_a_run_whose_one_checkpoint_is_closed_says_so() -> None:
+    """Not that it has weights alone, nor nothing."""
+    with TemporaryDirectory() as folder:  # anybody may come to it, unlike to `tmp_path`
+        run = Path(folder)
+        run.chmod(0o755)
+        make_run(run, [3])
+        step(run, 3).chmod(0)
+        with as_nobody(), pytest.raises(ClosedError, match="step-00000003 may be whole"):
+            chosen(run)
+        step(run, 3).chmod(0o700)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Permissions do not bind root."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_what_is_neither_is_said_and_nothing_is_opened(tmp_path: Path) -> None:
@@ -199,3 +243,25 @@ def test_choosing_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(MegatrainError):
             chosen(bad)
     assert snapshot(tmp_path) == before
+
+
+def test_a_damaged_file_without_tensors_is_found_before_anything_is_made_of_it(
+    tmp_path: Path,
+) -> None:
+    """F40, F54: no loader reads these, and config or tokenizer would be used as they are."""
+    make_run(tmp_path, [3, 4])
+    newest = step(tmp_path, 4)
+    names = [aux["file"] for aux in json.loads((newest / "manifest.json").read_bytes())["aux"]]
+    assert len(names) > 2
+    for name in names:
+        whole = (newest / name).read_bytes()
+        (newest / name).write_bytes(whole[:-1] + b"~")
+        found = chosen(tmp_path)
+        assert found.checkpoint.folder == step(tmp_path, 3), name
+        assert any("step-00000004 is refused" in note for note in found.notes)
+        with pytest.raises(CorruptError, match=Path(name).name):
+            chosen(newest)
+        with pytest.raises(CorruptError, match=Path(name).name):
+            chosen(newest, fork=True)
+        (newest / name).write_bytes(whole)
+    assert chosen(tmp_path).checkpoint.folder == newest
