@@ -14,9 +14,13 @@ def check_there(path: Path) -> None:
     """Refuse a path that does not exist.
 
     Raises:
-        NoCheckpointError: Nothing is there.
+        NoCheckpointError: Nothing is there, or nothing that this user can see.
     """
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:  # a name too long, or a folder that is closed to us
+        raise NoCheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
+    if not there:
         raise NoCheckpointError(f"{path}: there is no such folder (resolved to {path.absolute()})")
 
 

@@ -43,23 +43,25 @@ def read_request(
 
     shape = find_shape(model)
     # Nothing is read or written: data and folder have to be named, and are not looked at.
+    overrides = parse_overrides(words)
+    counted = any(word.startswith("train.max_steps=") for word in overrides)
     text = (
         f"model: {{path: '{shape.name}', attention: {shape.attention}}}\n"
-        "data: {train: rows.jsonl}\ntrain: {output_dir: run, num_epochs: 1}\n"
+        "data: {train: rows.jsonl}\n"
+        f"train: {{output_dir: run, {'' if counted else 'num_epochs: 1'}}}\n"
     )
-    loaded = parse_config(text, Path(f"--model {model}"), parse_overrides(words), Path.cwd())
+    loaded = parse_config(text, Path(f"--model {model}"), overrides, Path.cwd())
     return replace(loaded, explicit=frozenset(word.partition("=")[0] for word in loaded.overrides))
 
 
 def find_machine(name: str) -> "MachineSpec":
     """The machine of a file from `megatrain probe`, or of a profile."""
+    from megatrain_cli.config.paths import exists
     from megatrain_cli.plan.machine_file import load_machine_file
-    from megatrain_cli.plan.profiles import find_profile, known_profiles
+    from megatrain_cli.plan.profiles import find_profile
 
-    if name in known_profiles() and not Path(name).exists():
-        return find_profile(name)
-    if not Path(name).exists() and Path(name).name == name and not name.endswith(".json"):
-        return find_profile(name)  # refuses it, and names those that there are
+    if not exists(Path(name)) and Path(name).name == name and not name.endswith(".json"):
+        return find_profile(name)  # or it names those that there are
     file = load_machine_file(Path(name))
     assert file is not None  # a file that was named is read or refused
     return replace(file.machine, origin=f"{name}, measured {file.date[:10]}")
@@ -83,7 +85,7 @@ def billed_as_others(skeleton: "Skeleton") -> list[str]:
 def _tokens_as_overrides(tokens: str | None) -> list[str]:
     if tokens is None:
         return []
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", tokens)
+    found = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", tokens)
     if found is None:
         raise typer.BadParameter(f"--tokens wants ROWSxLENGTH such as 64x1024, got `{tokens}`")
     # Single rows: as many pass together as fit, see `ways_to_join`.

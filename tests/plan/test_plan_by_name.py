@@ -144,9 +144,13 @@ def test_a_machine_file_says_when_it_was_measured(plan: Plan, tmp_path: Path) ->
         ((), 2, "wanted a config file, or --model NAME"),
         (("config.yaml", "--model", "phi-4"), 2, "give one"),
         (("--model", "phi-4", "--tokens", "1024"), 2, "--tokens wants ROWSxLENGTH"),
+        (("--model", "phi-4", "--tokens", "1\N{ARABIC-INDIC DIGIT THREE}x8"), 2, "--tokens wants"),
         (("--model", "phi-44"), 1, "Did you mean phi-4"),
+        (("--model", "Qwen/Qwen2.5-7B-Instruct"), 1, "Did you mean qwen2.5-7b"),
         (("--model", "phi-4", "--machine", "abacus"), 1, "Known are"),
+        (("--model", "phi-4", "--machine", "H200-1.5GB"), 1, "Did you mean h200-1.5tb"),
         (("--model", "phi-4", "--machine", "no/such.json"), 1, "no/such.json"),
+        (("--model", "phi-4", "--machine", "x" * 300), 1, "cannot be read: File name too long"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(
@@ -155,6 +159,21 @@ def test_what_cannot_be_planned_is_refused_by_name(
     left, out, err = plan(*args)
     assert (left, out) == (code, "")
     assert text in err
+
+
+def test_steps_may_be_counted_in_place_of_epochs_and_names_are_read_in_any_case(
+    plan: Plan,
+) -> None:
+    on = ("--model", "SmolLM2-135M", "--machine", "H200-1.5TB")
+    code, out, _ = plan(*on, "train.max_steps=100", "--json")
+    assert code == 0
+    read = json.loads(out)
+    assert (read["config"]["train"]["max_steps"], read["config"]["train"]["num_epochs"]) == (
+        100,
+        None,
+    )
+    assert read["machine"]["host_source"] == "profile h200-1.5tb"
+    assert read["run_seconds"] > 100 * read["step_seconds"]
 
 
 def test_a_file_with_the_name_of_a_profile_comes_first(
