@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from megatrain_cli.model.skeleton import Skeleton
     from megatrain_cli.plan.machine import MachineSpec
 
+# Of micro-batches through layers, each with a forward and a backward: some 30 MB of text.
+_LISTED_PASSES = 100_000
+
 
 def values_as_read(loaded: "LoadedConfig") -> list[tuple[str, str]]:
     """Each key that the user set, with the value that was understood, such as `1e-05`."""
@@ -97,12 +100,16 @@ def _tokens_as_overrides(tokens: str | None) -> list[str]:
 
 
 def write_picture(path: Path, picture: str) -> None:
-    """Write the picture of a plan; what was there is replaced.
+    """Write the picture of a plan; a picture that was there is replaced.
 
     Raises:
+        typer.BadParameter: What is there is something else, such as the config.
         StorageError: The file cannot be written.
     """
     try:
+        before = path.read_bytes() if path.is_file() else b""
+        if before and not before.startswith((b"<svg", b"<?xml")):
+            raise typer.BadParameter(f"--svg: `{path}` is no picture; it is left as it is")
         path.write_text(picture, encoding="utf-8")
     except OSError as error:
         raise StorageError(
@@ -185,6 +192,12 @@ def plan(
         typer.echo(f"note: {note}", err=True)
     if model is None:
         run_plan = look_ahead(loaded, skeleton, run_plan)
+    passes = len(run_plan.layer_numels) * run_plan.decisions.num_micro_batches
+    if schedule and passes > _LISTED_PASSES:
+        raise typer.BadParameter(
+            f"--schedule lists up to {_LISTED_PASSES} passes through a layer, and a step of this "
+            f"run has {passes}: leave it out, or ask for fewer rows"
+        )
     train, saves = loaded.config.train, loaded.config.checkpoint
     expected = forecast(
         run_plan, skeleton.spec, train.max_steps, saves.save_steps, loaded.config.eval
