@@ -62,8 +62,9 @@ def parse_overrides(words: Sequence[str] | None) -> tuple[str, ...]:
 def read_config(path: Path, words: Sequence[str] | None) -> "LoadedConfig":
     """Load a config with overrides, check that its files are there, and say its notes."""
     from megatrain_cli.config.load import check_paths, load_config
+    from megatrain_cli.config.paths import exists
 
-    if str(path).startswith("--") or ("=" in str(path) and not path.exists()):
+    if str(path).startswith("--") or ("=" in str(path) and not exists(path)):
         raise typer.BadParameter(f"the config file comes first, before `{path}`")
     loaded = load_config(path, parse_overrides(words))
     check_paths(loaded)

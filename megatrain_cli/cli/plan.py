@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from megatrain_cli.model.skeleton import Skeleton
     from megatrain_cli.plan.machine import MachineSpec
 
+# Of micro-batches through layers, each with a forward and a backward: some 30 MB of text.
+_LISTED_PASSES = 100_000
+
 
 def values_as_read(loaded: "LoadedConfig") -> list[tuple[str, str]]:
     """Each key that the user set, with the value that was understood, such as `1e-05`."""
@@ -43,23 +46,25 @@ def read_request(
 
     shape = find_shape(model)
     # Nothing is read or written: data and folder have to be named, and are not looked at.
+    overrides = parse_overrides(words)
+    counted = any(word.startswith("train.max_steps=") for word in overrides)
     text = (
         f"model: {{path: '{shape.name}', attention: {shape.attention}}}\n"
-        "data: {train: rows.jsonl}\ntrain: {output_dir: run, num_epochs: 1}\n"
+        "data: {train: rows.jsonl}\n"
+        f"train: {{output_dir: run, {'' if counted else 'num_epochs: 1'}}}\n"
     )
-    loaded = parse_config(text, Path(f"--model {model}"), parse_overrides(words), Path.cwd())
+    loaded = parse_config(text, Path(f"--model {model}"), overrides, Path.cwd())
     return replace(loaded, explicit=frozenset(word.partition("=")[0] for word in loaded.overrides))
 
 
 def find_machine(name: str) -> "MachineSpec":
     """The machine of a file from `megatrain probe`, or of a profile."""
+    from megatrain_cli.config.paths import exists
     from megatrain_cli.plan.machine_file import load_machine_file
-    from megatrain_cli.plan.profiles import find_profile, known_profiles
+    from megatrain_cli.plan.profiles import find_profile
 
-    if name in known_profiles() and not Path(name).exists():
-        return find_profile(name)
-    if not Path(name).exists() and Path(name).name == name and not name.endswith(".json"):
-        return find_profile(name)  # refuses it, and names those that there are
+    if not exists(Path(name)) and Path(name).name == name and not name.endswith(".json"):
+        return find_profile(name)  # or it names those that there are
     file = load_machine_file(Path(name))
     assert file is not None  # a file that was named is read or refused
     return replace(file.machine, origin=f"{name}, measured {file.date[:10]}")
@@ -83,7 +88,7 @@ def billed_as_others(skeleton: "Skeleton") -> list[str]:
 def _tokens_as_overrides(tokens: str | None) -> list[str]:
     if tokens is None:
         return []
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", tokens)
+    found = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", tokens)
     if found is None:
         raise typer.BadParameter(f"--tokens wants ROWSxLENGTH such as 64x1024, got `{tokens}`")
     # Single rows: as many pass together as fit, see `ways_to_join`.
@@ -95,12 +100,16 @@ def _tokens_as_overrides(tokens: str | None) -> list[str]:
 
 
 def write_picture(path: Path, picture: str) -> None:
-    """Write the picture of a plan; what was there is replaced.
+    """Write the picture of a plan; a picture that was there is replaced.
 
     Raises:
+        typer.BadParameter: What is there is something else, such as the config.
         StorageError: The file cannot be written.
     """
     try:
+        before = path.read_bytes() if path.is_file() else b""
+        if before and not before.startswith((b"<svg", b"<?xml")):
+            raise typer.BadParameter(f"--svg: `{path}` is no picture; it is left as it is")
         path.write_text(picture, encoding="utf-8")
     except OSError as error:
         raise StorageError(
@@ -183,6 +192,12 @@ def plan(
         typer.echo(f"note: {note}", err=True)
     if model is None:
         run_plan = look_ahead(loaded, skeleton, run_plan)
+    passes = len(run_plan.layer_numels) * run_plan.decisions.num_micro_batches
+    if schedule and passes > _LISTED_PASSES:
+        raise typer.BadParameter(
+            f"--schedule lists up to {_LISTED_PASSES} passes through a layer, and a step of this "
+            f"run has {passes}: leave it out, or ask for fewer rows"
+        )
     train, saves = loaded.config.train, loaded.config.checkpoint
     expected = forecast(
         run_plan, skeleton.spec, train.max_steps, saves.save_steps, loaded.config.eval

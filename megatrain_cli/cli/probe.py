@@ -31,18 +31,19 @@ def probe(
 
     Link, memory, optimizer, disk and GPU. The file names no host. The machine should be idle.
     """
+    from megatrain_cli.config.paths import is_folder
     from megatrain_cli.plan.machine_file import default_path, save_machine_file
 
     if device not in ("auto", "cpu", "cuda") and not (
         device.startswith("cuda:") and device[5:].isdecimal()
     ):
         raise typer.BadParameter(f"--device: wanted auto, cpu, cuda or cuda:N, got `{device}`")
-    if not disk.is_dir():
+    if not is_folder(disk):
         raise typer.BadParameter(f"--disk: there is no folder `{disk}`")
     path = out or default_path()
     if path is None:
         raise ConfigError("There is no home folder to write to: name a file with `--out`.")
-    if path.is_dir():
+    if is_folder(path):
         raise typer.BadParameter(f"--out: `{path}` is a folder, wanted a file")
     if device != "cpu":
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in `train`

@@ -136,3 +136,9 @@ def suggest_word(value: object, annotation: object) -> str | None:
     known = words(annotation)
     same = _SAME_WORD.get(value.lower().removeprefix("torch."))
     return same if same in known else nearest(value, known)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A sentence with a space behind it: up to three names that are near; empty without any."""
+    found = difflib.get_close_matches(word, list(known), n=3)
+    return f"Did you mean {', '.join(found)}? " if found else ""

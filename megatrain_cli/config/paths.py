@@ -144,10 +144,10 @@ def resolve_paths(
             refuse(node.where, key, str(error))
             return node
         given.append(GivenPath(key, node.where, node.value, resolved))
-        if key == "model.path" and not _looks_local(node.value) and not _is_folder(resolved):
+        if key == "model.path" and not _looks_local(node.value) and not is_folder(resolved):
             return node  # may be the id of a model on a hub: shown and recorded as it is
         is_rows = key.startswith(("data.train", "data.eval"))
-        if is_rows and is_hub_id(Path(node.value)) and not _exists(resolved):
+        if is_rows and is_hub_id(Path(node.value)) and not exists(resolved):
             return node
         return replace(node, value=str(resolved))
 
@@ -161,14 +161,16 @@ def resolve_paths(
     return resolved_root, tuple(given)
 
 
-def _is_folder(path: Path) -> bool:
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there, as far as this user can see."""
     try:
         return path.is_dir()
     except OSError:  # a name too long, or a folder that is closed to us
         return False
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
+    """Whether something is there; also where the system does not tell."""
     try:
         return path.exists()
     except OSError:

@@ -1,6 +1,5 @@
 """Published models by name: what their config.json says of sizes, without a hub."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from megatrain_cli.config.names import did_you_mean
 from megatrain_cli.errors import ModelError
 
 _FILE = Path(__file__).with_name("shapes.yaml")
@@ -84,8 +84,7 @@ def find_shape(name: str) -> Shape:
     wanted, shapes = name.lower(), known_shapes()
     if wanted in shapes:
         return shapes[wanted]
-    close = difflib.get_close_matches(wanted, shapes, n=3)
-    hint = f"Did you mean {', '.join(close)}? " if close else ""
+    hint = did_you_mean(wanted.rpartition("/")[2], shapes)  # of `owner/name`, as a hub has it
     raise ModelError(
         f"There is no model `{name}` in the list. {hint}Known are {', '.join(shapes)}. Any other "
         "is planned from a config whose `model.path` has its config.json."

@@ -33,6 +33,12 @@ class ParamSpec:
         """Elements that a token meets."""
         return self.numel // self.shape[0] * self.visited if self.visited else self.numel
 
+    @property
+    def product_numel(self) -> int:
+        """Inputs and outputs of a token's products with it; 0 if it is no matrix."""
+        shape = self.shape[1:] if self.visited else self.shape
+        return max(1, self.visited) * sum(shape[-2:]) if len(shape) >= 2 else 0
+
 
 @dataclass(frozen=True)
 class LayerSpec:
@@ -53,15 +59,20 @@ class LayerSpec:
     prefix: str = ""
     sees_all: bool = False
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of parameters, without alignment."""
         return sum(p.numel for p in self.params)
 
-    @property
+    @cached_property
     def active_numel(self) -> int:
         """Number of parameters that a token meets: all but the experts that it is not sent to."""
         return sum(p.active_numel for p in self.params)
+
+    @cached_property
+    def product_numel(self) -> int:
+        """Inputs and outputs of a token's products with all of them."""
+        return sum(p.product_numel for p in self.params)
 
 
 @dataclass(frozen=True)

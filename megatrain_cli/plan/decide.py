@@ -173,7 +173,8 @@ def decide(
         tile_format=TileFormat(config.model.dtype, config.optimizer.master, not eager),
         eager=eager,
         pin_store=pin,
-        num_slots=config.pipeline.staging_buffers,
+        # Decoder layers take turns in slots: more of them would lie idle.
+        num_slots=min(config.pipeline.staging_buffers, len(body)),
         slot_numel=slab_numel,
         ends_numel=sum(ends) if spec.tied else max(ends),
         num_slabs=0 if direct else num_slabs,

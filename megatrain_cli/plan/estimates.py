@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from megatrain_cli.model.layout import LayerLayout
-from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
+from megatrain_cli.model.spec import LayerSpec, ModelSpec
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.plan.measured import Measured
 from megatrain_cli.plan.row_facts import RowFacts
@@ -78,18 +78,11 @@ def graph_bytes(sizes: Sizes, layer: LayerSpec) -> int:
     if sizes.measured:
         return sizes.measured.graph_of(layer.kind, sizes.tokens)
     d = sizes.decisions
-    per_token = sum(map(_in_and_out, layer.params))
-    tokens = sizes.tokens
-    num_bytes = int((_COMPILED_GRAPH if d.compiled else _GRAPH) * tokens * per_token * sizes.width)
+    tokens, factor = sizes.tokens, _COMPILED_GRAPH if d.compiled else _GRAPH
+    num_bytes = int(factor * tokens * layer.product_numel * sizes.width)
     if d.attention == "eager":
         num_bytes += 2 * 4 * tokens * d.max_length * sizes.spec.num_heads
     return num_bytes
-
-
-def _in_and_out(param: ParamSpec) -> int:
-    """Inputs and outputs of a token's products with one parameter; 0 if it is no matrix."""
-    shape = param.shape[1:] if param.visited else param.shape
-    return max(1, param.visited) * sum(shape[-2:]) if len(shape) >= 2 else 0
 
 
 def kept_bytes(sizes: Sizes) -> int:

@@ -1,6 +1,9 @@
 """What the host and the device have, as numbers."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from megatrain_cli.errors import DeviceError
 from megatrain_cli.plan.rates import Count, MachineRates
@@ -26,8 +29,8 @@ class MachineSpec:
 
     host_bytes: Count
     host_source: str
-    num_cores: Count
-    device: str
+    num_cores: Annotated[Count, Field(ge=1)]
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda:[0-9]+)$")]
     device_name: str = ""
     device_bytes: Count = 0
     rates: MachineRates | None = None

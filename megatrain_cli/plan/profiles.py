@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from megatrain_cli.config.names import did_you_mean
 from megatrain_cli.errors import ConfigError
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.rates import ComputeRates, DiskRates, LinkRate, MachineRates, ThreadRate
@@ -112,18 +113,19 @@ def known_profiles() -> dict[str, Profile]:
 
 
 def find_profile(name: str) -> MachineSpec:
-    """The machine of a profile.
+    """The machine of a profile, by its name in any case.
 
     Raises:
         ConfigError: There is none of that name.
     """
-    profiles = known_profiles()
-    if name not in profiles:
+    wanted, profiles = name.lower(), known_profiles()
+    if wanted not in profiles:
+        hint = did_you_mean(wanted, profiles)
         raise ConfigError(
-            f"`{name}` is neither a machine file nor a known machine. Known are "
-            f"{', '.join(profiles)}; `megatrain probe --out FILE` measures any other."
+            f"`{name}` is neither a machine file nor a known machine. {hint}"
+            f"Known are {', '.join(profiles)}; `megatrain probe --out FILE` measures any other."
         )
-    return profiles[name].machine(name)
+    return profiles[wanted].machine(wanted)
 
 
 def _numbers(points: Sequence[list[float] | Kind]) -> list[list[float]]:

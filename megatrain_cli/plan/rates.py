@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 # The annotations refuse what no measurement gives, where a file is read: sums, products and
 # quotients of these stay finite.
@@ -36,6 +37,22 @@ class ThreadRate:
 
     threads: Annotated[int, Field(ge=1)]
     rate: Rate
+
+
+def _by_size(points: tuple[LinkRate, ...]) -> tuple[LinkRate, ...]:
+    if any(a.num_bytes >= b.num_bytes for a, b in pairwise(points)):
+        raise ValueError("points must come by growing size")
+    return points
+
+
+def _by_threads(points: tuple[ThreadRate, ...]) -> tuple[ThreadRate, ...]:
+    if any(a.threads >= b.threads for a, b in pairwise(points)):
+        raise ValueError("points must come by growing number of threads")
+    return points
+
+
+LinkRates = Annotated[tuple[LinkRate, ...], Field(min_length=1), AfterValidator(_by_size)]
+ThreadRates = Annotated[tuple[ThreadRate, ...], Field(min_length=1), AfterValidator(_by_threads)]
 
 
 @dataclass(frozen=True)
@@ -197,11 +214,11 @@ class MachineRates:
         cpu: Of a machine that computes on its cores; None where there is a GPU.
     """
 
-    link: Annotated[tuple[LinkRate, ...], Field(min_length=1)] | None
-    copy: Annotated[tuple[ThreadRate, ...], Field(min_length=1)]
-    copy_to_pinned: Annotated[tuple[ThreadRate, ...], Field(min_length=1)] | None
-    read: Annotated[tuple[ThreadRate, ...], Field(min_length=1)]
-    adam: Annotated[tuple[ThreadRate, ...], Field(min_length=1)]
+    link: LinkRates | None
+    copy: ThreadRates
+    copy_to_pinned: ThreadRates | None
+    read: ThreadRates
+    adam: ThreadRates
     lockable_bytes: Count | None
     lockable_refused: bool
     compute: ComputeRates | None

@@ -94,7 +94,7 @@ def advise(
         for num_bytes, way in saved
         if num_bytes > 0
     ]
-    return "; ".join([*found, f"or use {machine}."])
+    return "; ".join([*found, f"or use {machine}."] if found else [f"Use {machine}."])
 
 
 def _get(config: TrainConfig, key: str) -> object:

@@ -1,7 +1,7 @@
 """How long a planned run takes on a machine that was measured: steps, saves, all of it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from megatrain_cli.config.schema import EvalSection
 from megatrain_cli.model.spec import ModelSpec
@@ -19,6 +19,10 @@ from megatrain_cli.units import show_duration
 
 # Of an op that moves a few bytes and waits for nothing: what it takes to issue it.
 _ISSUE_SECONDS = 1e-4
+
+# Micro-batches of a step that are played. Where it has more, those between the first and the last
+# are alike: each of the played ones then stands for several, so that a plan takes no longer.
+_PLAYED = 8
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,14 @@ def timeline_of(plan: RunPlan, spec: ModelSpec) -> Timeline | None:
         return None
     if plan.machine.has_cuda and rates.link is None:
         return None
-    return _player(plan)(schedule_of(plan), _Durations(plan, spec, rates))
+    return _player(plan)(schedule_of(_shortened(plan)), _Durations(plan, spec, rates))
+
+
+def _shortened(plan: RunPlan) -> RunPlan:
+    """The plan with the micro-batches that are played."""
+    d = plan.decisions
+    played = replace(d, num_micro_batches=min(d.num_micro_batches, _PLAYED))
+    return replace(plan, decisions=played)
 
 
 def _player(plan: RunPlan) -> Callable[[Sequence[Op], Callable[[Op], float]], Timeline]:
@@ -141,7 +152,8 @@ def _eval_seconds(plan: RunPlan, spec: ModelSpec, rows: RowFacts) -> float:
     """One evaluation: as many passes as its rows take, each of as many rows as a step's."""
     rates, d = plan.machine.rates, plan.decisions
     assert rates is not None
-    one = _player(plan)(evaluation_of(plan), _Durations(plan, spec, rates)).step_seconds
+    ops = evaluation_of(_shortened(plan))
+    one = _player(plan)(ops, _Durations(plan, spec, rates)).step_seconds
     return one * rows.eval_rows / (d.num_micro_batches * d.micro_batch_size)
 
 
@@ -156,7 +168,7 @@ def _end_of_backward(timeline: Timeline) -> float:
 
 
 class _Durations:
-    """Seconds of each op, alone, at the rates of a machine."""
+    """Seconds of each op that is played, alone, at the rates of a machine."""
 
     def __init__(self, plan: RunPlan, spec: ModelSpec, rates: MachineRates) -> None:
         self._plan, self._spec, self._rates = plan, spec, rates
@@ -173,8 +185,15 @@ class _Durations:
         assert plan.bounds is not None
         # Of all updates together, at the rate of this run's masters and threads.
         self._update = plan.bounds.adam / spec.num_parameters
+        more = max(0, d.num_micro_batches - _PLAYED)
+        self._stands_for = 1 + more / (_PLAYED - 2)
 
     def __call__(self, op: Op) -> float:
+        between = op.micro_batch is not None and 0 < op.micro_batch < _PLAYED - 1
+        return self._alone(op) * (self._stands_for if between else 1)
+
+    def _alone(self, op: Op) -> float:
+        """Of an op that stands for itself."""
         d = self._plan.decisions
         match op.kind:
             case Kind.STREAM_IN:

@@ -80,6 +80,7 @@ def price(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> tuple[Remed
     if plan.verdict == FITS:
         return ()
     found: dict[str, Remedy] = {}
+    before = _step_seconds(plan, skeleton)
     for place, (needed, limit) in plan.places.items():
         if has_room(needed, limit):
             continue
@@ -87,7 +88,7 @@ def price(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> tuple[Remed
         for way in host_ways() if on_host else device_ways(config):
             if not way.is_new(config):
                 continue
-            remedy = _priced(config, skeleton, plan, way)
+            remedy = _priced(config, skeleton, plan, way, before)
             helps = remedy.host_freed > 0 if on_host else remedy.device_freed > 0
             if helps and (plan.verdict == DOES_NOT_FIT or remedy.verdict == FITS):
                 found[remedy.text] = remedy
@@ -118,10 +119,12 @@ def lines_of(remedies: Sequence[Remedy]) -> list[str]:
     return [f"remedy: {remedy.line()}" for remedy in remedies]
 
 
-def _priced(config: TrainConfig, skeleton: Skeleton, plan: RunPlan, way: Way) -> Remedy:
+def _priced(
+    config: TrainConfig, skeleton: Skeleton, plan: RunPlan, way: Way, before: float | None
+) -> Remedy:
     changed = way.apply(config)
     then = make_plan(changed, skeleton.spec, skeleton.layouts, plan.machine, plan.known)
-    before, after = _step_seconds(plan, skeleton), _step_seconds(then, skeleton)
+    after = _step_seconds(then, skeleton)
     return Remedy(
         way=way,
         text=way.text(config),

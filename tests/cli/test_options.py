@@ -1,5 +1,6 @@
 """Overrides may be typed in three ways that mean the same."""
 
+import sys
 from typing import get_type_hints
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.models import OptionInfo
 
-from megatrain_cli.cli.app import app
+from megatrain_cli.cli.app import app, main
 from megatrain_cli.cli.options import parse_overrides
 
 keys = st.from_regex(r"[a-z]+(_[a-z]+)?\.[a-z]+(_[a-z]+)*", fullmatch=True)
@@ -55,3 +56,33 @@ def test_an_option_whose_metavar_is_its_name_says_how_it_is_spelled() -> None:
                     assert [info.default, *(info.param_decls or ())][0] == f"--{name}"
                     asked.append(name)
     assert asked, "nothing was looked at"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("plan",), 1),
+        (("train",), 1),
+        (("resume",), 5),
+        (("inspect-ckpt",), 5),
+        (("export", "out"), 5),
+        (("probe", "--out", "x", "--disk"), 2),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+@pytest.mark.parametrize("ending", ["", "=1"])
+def test_a_path_that_no_system_can_have_is_refused_without_a_traceback(
+    command: tuple[str, ...],
+    code: int,
+    ending: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, *rest = command
+    where = "x" * 300 + ending
+    words = [name, where, *rest] if name == "export" else [name, *rest, where]
+    monkeypatch.setattr(sys, "argv", ["megatrain", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == code
+    assert "Traceback" not in capsys.readouterr().err

@@ -117,6 +117,30 @@ def test_a_count_that_no_machine_has_is_refused(tmp_path: Path) -> None:
         load_machine_file(path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("num_cores", 0), ("device", "tpu"), ("device", ""), ("device", "cuda:x")],
+)
+def test_a_machine_that_cannot_be_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    path = tmp_path / "m.json"
+    values = json.loads(FILE.to_json())
+    values["machine"][key] = value
+    path.write_text(json.dumps(values))
+    with pytest.raises(CorruptError, match=rf"is damaged at machine\.{key}"):
+        load_machine_file(path)
+
+
+@pytest.mark.parametrize("part", ["link", "copy", "copy_to_pinned", "read", "adam"])
+def test_points_out_of_order_are_refused(tmp_path: Path, part: str) -> None:
+    """What lies between two of them is looked up by their order."""
+    path = tmp_path / "m.json"
+    values = json.loads(FILE.to_json())
+    values["machine"]["rates"][part].reverse()
+    path.write_text(json.dumps(values))
+    with pytest.raises(CorruptError, match=rf"is damaged at machine\.rates\.{part}: .*growing"):
+        load_machine_file(path)
+
+
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused_by_an_error_of_ours(
     tmp_path_factory: pytest.TempPathFactory, content: bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from megatrain_cli.config.schema import TrainConfig
@@ -95,9 +95,13 @@ def test_more_tokens_slots_or_slabs_never_need_less(
     assert large.device_bytes >= small.device_bytes
 
 
+ONE_TOKEN: Sections = {"data": {"max_length": 1}, "train": {"micro_batch_size": 1}}
+
+
 @given(
     st.integers(1, 4), st.integers(1, 30), st.integers(1, 2000), st.booleans(), machines, sections
 )
+@example(1, 23, 579, False, CPU, ONE_TOKEN)
 def test_more_layers_width_or_vocabulary_never_need_less(
     layers: int, hidden: int, vocab: int, tied: bool, machine: MachineSpec, asked: Sections
 ) -> None:
@@ -112,7 +116,10 @@ def test_more_layers_width_or_vocabulary_never_need_less(
         large = plan_for(more, machine, asked)
         # `keep` and offloading move a layer's bytes between places, so places are not compared.
         assert bytes_of(large, *STORE) >= bytes_of(small, *STORE)
-        assert total(large) >= total(small)
+        # Wider layers have larger slabs, and the ends, cut to their size, fill fewer of them.
+        slabs = "gradient slabs"
+        assert total(large) - bytes_of(large, slabs) >= total(small) - bytes_of(small, slabs)
+        assert large.decisions.slab_numel >= small.decisions.slab_numel
 
 
 @given(specs, machines, sections)
@@ -148,6 +155,15 @@ def test_keeping_more_layers_needs_no_less_on_the_device(
     )
     assert total(more) >= total(fewer)
     assert more.device_bytes >= fewer.device_bytes
+
+
+def test_buffers_that_would_lie_idle_are_not_planned() -> None:
+    """However many are asked for, a plan takes no longer than its model has layers."""
+    for spec in (make_spec(layers=1), make_spec(layers=5)):
+        asked: Sections = {"pipeline": {"staging_buffers": 10**12, "grad_slabs": 10**12}}
+        decisions = plan_for(spec, CPU, asked).decisions
+        assert decisions.num_slots == len(spec.decoder_layers)
+        assert decisions.num_slabs <= len(spec.layers) * 5  # 260 x 16 of the ends in slabs of 2304
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -240,6 +256,16 @@ def test_advice_names_keys_values_and_what_they_cost() -> None:
     assert "`train.micro_batch_size: 2` with `train.gradient_accumulation_steps: 2` " in device
     assert " `pipeline.activations: {keep_layers: 0, offload: true}` frees " in device
     assert " (inputs wait in host RAM); `data.max_length: 32` frees " in device
+
+
+def test_where_nothing_helps_the_advice_is_a_sentence_all_the_same() -> None:
+    asked: Sections = {
+        "data": {"max_length": 1},
+        "train": {"micro_batch_size": 1},
+        "pipeline": {"activations": {"keep_layers": 0, "offload": True}},
+    }
+    _, device = plan_for(make_spec(), replace(GPU, host_bytes=0, device_bytes=0), asked).shortfalls
+    assert " are missing. Use a GPU with more memory." in device
 
 
 def test_the_summary_says_what_was_decided() -> None:

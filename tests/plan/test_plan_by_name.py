@@ -85,6 +85,19 @@ def test_a_picture_is_written_beside_whatever_is_printed(plan: Plan, tmp_path: P
     assert "plan.svg cannot be written: No such file or directory. Name another place" in err
 
 
+def test_a_picture_replaces_a_picture_and_nothing_else(plan: Plan, tmp_path: Path) -> None:
+    on = ("--model", "smollm2-135m", "--machine", "rtx3090-64gb", "--svg")
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {path: mine}\n")
+    code, out, err = plan(*on, str(path))
+    assert (code, out) == (2, "")
+    assert "is no picture" in err
+    assert path.read_text() == "model: {path: mine}\n"
+    drawn = tmp_path / "plan.svg"
+    drawn.touch()
+    assert [plan(*on, str(drawn))[0] for _ in range(2)] == [0, 0]
+
+
 def test_a_model_that_is_not_proved_is_planned_with_a_note(plan: Plan) -> None:
     code, _, err = plan("--model", "gemma-2-2b", "--machine", "h200-128gb", "--json")
     assert code == 0
@@ -144,9 +157,14 @@ def test_a_machine_file_says_when_it_was_measured(plan: Plan, tmp_path: Path) ->
         ((), 2, "wanted a config file, or --model NAME"),
         (("config.yaml", "--model", "phi-4"), 2, "give one"),
         (("--model", "phi-4", "--tokens", "1024"), 2, "--tokens wants ROWSxLENGTH"),
+        (("--model", "phi-4", "--tokens", "1\N{ARABIC-INDIC DIGIT THREE}x8"), 2, "--tokens wants"),
+        (("--model", "phi-4", "--tokens", f"{2**60}x8", "--schedule"), 2, "fewer rows"),
         (("--model", "phi-44"), 1, "Did you mean phi-4"),
+        (("--model", "Qwen/Qwen2.5-7B-Instruct"), 1, "Did you mean qwen2.5-7b"),
         (("--model", "phi-4", "--machine", "abacus"), 1, "Known are"),
+        (("--model", "phi-4", "--machine", "H200-1.5GB"), 1, "Did you mean h200-1.5tb"),
         (("--model", "phi-4", "--machine", "no/such.json"), 1, "no/such.json"),
+        (("--model", "phi-4", "--machine", "x" * 300), 1, "cannot be read: File name too long"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(
@@ -155,6 +173,21 @@ def test_what_cannot_be_planned_is_refused_by_name(
     left, out, err = plan(*args)
     assert (left, out) == (code, "")
     assert text in err
+
+
+def test_steps_may_be_counted_in_place_of_epochs_and_names_are_read_in_any_case(
+    plan: Plan,
+) -> None:
+    on = ("--model", "SmolLM2-135M", "--machine", "H200-1.5TB")
+    code, out, _ = plan(*on, "train.max_steps=100", "--json")
+    assert code == 0
+    read = json.loads(out)
+    assert (read["config"]["train"]["max_steps"], read["config"]["train"]["num_epochs"]) == (
+        100,
+        None,
+    )
+    assert read["machine"]["host_source"] == "profile h200-1.5tb"
+    assert read["run_seconds"] > 100 * read["step_seconds"]
 
 
 def test_a_file_with_the_name_of_a_profile_comes_first(
