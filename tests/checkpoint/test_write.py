@@ -111,7 +111,7 @@ def test_a_refusal_at_any_write_is_survived_and_remembered(
     tmp_path: Path, code: int, index: int
 ) -> None:
     pieces: list[memoryview | bytes] = [
-        bytes(BLOCK),
+        place(BLOCK, 1),
         place(9 * BLOCK, 0),
         place(5, 0),
         place(2 * BLOCK, 1),
