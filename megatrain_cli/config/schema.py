@@ -223,7 +223,8 @@ class PipelineSection(Section):
     grad_slabs: Count | Literal["auto"] = 12
     """Pinned host slabs for gradients in flight; `auto` is 1.5 a micro-batch, at least 2."""
     staging_buffers: Count = 2
-    """Device slots for the weights of one decoder layer each; with 1 none is fetched ahead."""
+    """Device slots for the weights of one decoder layer each; with 1 none is fetched ahead, and
+    more than there are layers are not made."""
     staging_bytes: Count | Literal["auto"] = "auto"
     """Size of one pinned staging buffer; `auto` is the largest layer."""
     target_pcie_utilization: PositiveShare = 0.8

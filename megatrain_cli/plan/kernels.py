@@ -1,8 +1,9 @@
 """Kernels that torch makes for each length of rows in BF16 on the CPU, and keeps.
 
-Measured a length at a time with torch 2.13, 2026-11-30, rows of 64 to 1024 tokens: 2 MiB for each
-shape of weights, from 64 x 64 to 32000 x 512, and 8.5 MiB for fused attention, whatever its heads
-and however many threads (5 with one thread). FP32 and eager attention keep none.
+Measured a length at a time with torch 2.13, 2026-11-30, on two cores with AVX-512 BF16: 2 MiB for
+each shape of weights, from 64 x 64 to 32000 x 512, and 8.5 MiB for fused attention of rows from 64
+tokens on, whatever its heads and with 2 to 16 threads (5 with one; 10 to 14 for a few scattered
+lengths above 512, 6 to 8 for neighbours). FP32 and eager attention keep none.
 """
 
 from megatrain_cli.model.spec import ModelSpec

@@ -1,4 +1,4 @@
-"""Forecasts against steps that were measured on an H200: docs/benchmarks.md, 2026-11-29 and 30."""
+"""Forecasts against steps that were measured on H200 machines, 2026-11-29 and 30."""
 
 from dataclasses import replace
 from functools import cache
