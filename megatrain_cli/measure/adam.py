@@ -1,6 +1,9 @@
-"""How many parameters a second the optimizer updates, by threads."""
+"""How many parameters a second the optimizer updates, by threads; and an optimizer kept at work."""
 
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -18,7 +21,7 @@ from megatrain_cli.store.master import LayerTile, MasterStore
 _FORMAT = TileFormat("bfloat16", "fp32_split", keep_gradient=True)
 _STEP = AdamStep(step=10, lr=1e-5, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1)
 _WIDTH = 1024
-_TILES, _PASSES = 8, 4
+_TILES = 16
 
 
 def measure_adam(
@@ -34,6 +37,47 @@ def measure_adam(
         stopwatch: What measures.
         budget: Seconds for all of it.
     """
+    with _filled_store(numel) as store:
+        updated = sum(tile.layout.numel for tile in store.tiles)
+        rates = []
+        for count in threads:
+            with TileUpdater(count, fmt=_FORMAT) as updater:
+                seconds = stopwatch.median(
+                    partial(stopwatch.seconds_of, partial(_update_all, updater, store)),
+                    budget / len(threads),
+                )
+            rates.append(ThreadRate(count, updated / seconds))
+        return tuple(rates)
+
+
+@contextmanager
+def busy_optimizer(numel: int, threads: int, cores: Sequence[int] | None) -> Iterator[None]:
+    """Keep an optimizer at work: tile after tile, all under way at once, as in a deferred run.
+
+    Args:
+        numel: Parameters of all tiles.
+        threads: Of the optimizer.
+        cores: Those that they are bound to; None binds them to none.
+    """
+    lock, stopped = threading.Lock(), False  # the lock: nothing is submitted once it has closed
+    with _filled_store(numel) as store, TileUpdater(threads, fmt=_FORMAT, cores=cores) as updater:
+
+        def again(tile: LayerTile) -> None:
+            with lock:
+                if not stopped:
+                    _submit(updater, tile).add_done_callback(lambda _: again(tile))
+
+        for tile in store.tiles:
+            again(tile)
+        try:
+            yield
+        finally:
+            with lock:
+                stopped = True
+
+
+@contextmanager
+def _filled_store(numel: int) -> Iterator[MasterStore]:
     shape = (max(numel // _TILES // _WIDTH, 1), _WIDTH)
     layouts = tuple(
         make_layout(LayerSpec(f"layer-{i}", "", (ParamSpec(f"weight-{i}", shape),)))
@@ -43,30 +87,19 @@ def measure_adam(
     try:
         for tile in store.tiles:
             _fill(tile)
-        updated = _PASSES * sum(layout.numel for layout in layouts)
-        rates = []
-        for count in threads:
-            with TileUpdater(count, fmt=_FORMAT) as updater:
-                seconds = stopwatch.median(
-                    partial(stopwatch.seconds_of, partial(_passes, updater, store)),
-                    budget / len(threads),
-                )
-            rates.append(ThreadRate(count, updated / seconds))
-        return tuple(rates)
+        yield store
     finally:
         store.close()
 
 
-def _passes(updater: TileUpdater, store: MasterStore) -> None:
-    under_way: list[Future[WorkSpan]] = []
-    for number in range(_PASSES * len(store.tiles)):
-        tile = store.tiles[number % len(store.tiles)]
-        assert tile.gradient is not None
-        if number >= len(store.tiles):
-            under_way[number - len(store.tiles)].result()  # of the same tile
-        under_way.append(updater.submit(tile, tile.gradient, 0, _STEP))
-    for update in under_way:
+def _update_all(updater: TileUpdater, store: MasterStore) -> None:
+    for update in [_submit(updater, tile) for tile in store.tiles]:
         update.result()
+
+
+def _submit(updater: TileUpdater, tile: LayerTile) -> Future[WorkSpan]:
+    assert tile.gradient is not None
+    return updater.submit(tile, tile.gradient, 0, _STEP)
 
 
 def _fill(tile: LayerTile) -> None:

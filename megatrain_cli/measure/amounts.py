@@ -21,7 +21,8 @@ class Amounts:
     Attributes:
         link_bytes: Sizes of a copy over the link, growing.
         copy_bytes: Of an array that is copied or read: beyond the largest last-level caches.
-        adam_numel: Parameters of an update.
+        adam_numel: Parameters of an update, 14 bytes each: many times the largest last-level cache,
+            which keeps a part even of what is three times as large.
         lock_step_bytes: First step of page-locking.
         disk_bytes: Of the file.
         matmul_size: Rows and columns of the square product.
@@ -52,7 +53,7 @@ class Amounts:
 FULL = Amounts(
     link_bytes=tuple(256 * KIB << i for i in range(11)),
     copy_bytes=512 * MIB,
-    adam_numel=1 << 26,
+    adam_numel=1 << 28,
     lock_step_bytes=64 * MIB,
     disk_bytes=GIB,
     matmul_size=8192,

@@ -8,6 +8,12 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from megatrain_cli.measure.stopwatch import Stopwatch
+from megatrain_cli.plan.rates import IssueCost
+
+LayerCall = Callable[..., object]
+
+# Issued one by one, each when the device has nothing to do.
+_ISSUED = 9
 
 # Calls in a row, so that issuing them from Python is hidden behind computing.
 _IN_A_ROW = 5
@@ -62,20 +68,53 @@ class Layer:
             6 * sum(p.numel() for p in self.module.parameters()) * tokens[0] * tokens[1]
         )
 
-    def run(self, call: Callable[..., object]) -> None:
+    def run(self, call: LayerCall) -> None:
         """Forward and backward once through `call`, the module or its compiled form."""
+        self.backward(self.forward(call))
+
+    def forward(self, call: LayerCall) -> torch.Tensor:
+        """What comes out of `call`."""
         found = call(self._hidden, attention_mask=None, position_embeddings=self._rotary)
         out = found[0] if isinstance(found, tuple) else found
         assert isinstance(out, torch.Tensor)
+        return out
+
+    def backward(self, out: torch.Tensor) -> None:
+        """From what came out of `forward`; the gradients are dropped."""
         out.backward(self._gradient)
         self.module.zero_grad(set_to_none=True)
         self._hidden.grad = None
 
 
-def measure_layer(device: torch.device, layer: Layer, stopwatch: Stopwatch, budget: float) -> float:
-    """Operations a second, counted as 6 x parameters x tokens, without `torch.compile`."""
-    work = partial(layer.run, layer.module)
+def measure_layer(
+    device: torch.device, layer: Layer, call: LayerCall, stopwatch: Stopwatch, budget: float
+) -> float:
+    """Operations a second, counted as 6 x parameters x tokens.
+
+    Args:
+        device: A CUDA device.
+        layer: Has the inputs.
+        call: Its module or the compiled form.
+        stopwatch: What measures.
+        budget: Seconds for all of it.
+    """
+    work = partial(layer.run, call)
     return layer.flops / stopwatch.median(partial(_seconds, device, work), budget)
+
+
+def measure_issue(
+    device: torch.device, layer: Layer, call: LayerCall, stopwatch: Stopwatch
+) -> IssueCost:
+    """How long a thread is busy with a layer until the device has all of its work."""
+    stream = torch.cuda.current_stream(device)
+    forward, backward = [], []
+    for _ in range(_ISSUED):
+        stream.synchronize()
+        outputs: list[torch.Tensor] = []
+        forward.append(stopwatch.seconds_of(lambda: outputs.append(layer.forward(call))))  # noqa: B023
+        backward.append(stopwatch.seconds_of(lambda: layer.backward(outputs.pop())))  # noqa: B023
+    stream.synchronize()
+    return IssueCost(statistics.median(forward), statistics.median(backward))
 
 
 def measure_cpu_layer(layer: Layer, stopwatch: Stopwatch, budget: float) -> float:
@@ -109,10 +148,8 @@ def measure_new_products(
     return max(0.0, statistics.median(found)) / len(shapes)
 
 
-def measure_compiled_layer(
-    device: torch.device, layer: Layer, stopwatch: Stopwatch, budget: float
-) -> float | str:
-    """The same with `torch.compile`, or why it failed, on one line."""
+def compile_layer(layer: Layer) -> LayerCall | str:
+    """The layer's module with `torch.compile`, called once; or why it failed, on one line."""
     # Dynamo and Inductor raise kinds of RuntimeError; a missing compiler or Triton the others.
     try:
         call = torch.compile(layer.module, dynamic=False)
@@ -120,8 +157,7 @@ def measure_compiled_layer(
     except (RuntimeError, OSError, ImportError) as error:
         lines = str(error).strip().splitlines() or [""]
         return f"{type(error).__name__}: {lines[0]}"
-    work = partial(layer.run, call)
-    return layer.flops / stopwatch.median(partial(_seconds, device, work), budget)
+    return call
 
 
 def _seconds(device: torch.device, work: Callable[[], object]) -> float:

@@ -1,21 +1,25 @@
 """Measure this machine part by part, within a minute."""
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from megatrain_cli.errors import DeviceError, StorageError
-from megatrain_cli.measure.adam import measure_adam
+from megatrain_cli.measure.adam import busy_optimizer, measure_adam
 from megatrain_cli.measure.amounts import TOTAL_SECONDS, Amounts, thread_counts
 from megatrain_cli.measure.compute import (
     Layer,
-    measure_compiled_layer,
+    LayerCall,
+    compile_layer,
     measure_cpu_layer,
+    measure_issue,
     measure_layer,
     measure_matmul,
     measure_new_products,
@@ -27,6 +31,8 @@ from megatrain_cli.measure.lockable import SHARE_OF_HOST, Lockable, Locker, find
 from megatrain_cli.measure.memory import measure_copy, measure_read
 from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.model.backward import wake_backward
+from megatrain_cli.optim.crew import optimizer_cores
+from megatrain_cli.pipeline.copying import COPY_THREADS
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.machine_file import VERSION, MachineFile
 from megatrain_cli.plan.rates import (
@@ -34,9 +40,11 @@ from megatrain_cli.plan.rates import (
     NARROW_WIDTH,
     SHORT_ROW,
     WIDE_WIDTH,
+    BesideOptimizer,
     ComputeRates,
     CpuLayer,
     CpuRates,
+    IssueCost,
     MachineRates,
 )
 from megatrain_cli.probe.facts import fingerprint, machine_facts
@@ -48,7 +56,7 @@ T = TypeVar("T")
 # Seconds of each part after its warm-up. Together much less than the total, which leaves room to
 # warm up and to compile.
 _COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 2.0, 1.2, 2.0, 1.5, 1.5, 2.0, 0.4, 0.4
-_SUMS, _LOGITS, _FRESH = 0.6, 0.2, 0.2
+_SUMS, _LOGITS, _FRESH, _BESIDE = 0.6, 0.2, 0.2, 0.5
 
 # A cold compile of the layer is not begun with less time left; it cannot be interrupted.
 _COMPILE_NEEDS = 15.0
@@ -127,7 +135,7 @@ class _Work:
         )
         if disk is not None and not disk.direct:
             self._note("the disk: O_DIRECT was refused, so files went through the page cache")
-        link = pinned = lockable = compute = None
+        link = pinned = lockable = compute = beside = None
         if on_gpu:
             link = self._try(
                 "the link", lambda: measure_link(device, amounts.link_bytes, watch, _LINK)
@@ -137,7 +145,10 @@ class _Work:
                 lambda: measure_copy(amounts.copy_bytes, threads, watch, _COPY, pin=True),
             )
             lockable = self._lockable()
-            compute = self._try("the GPU", lambda: self._compute(device))
+            gpu = self._try("the GPU", lambda: self._compute(device))
+            if gpu is not None:
+                compute, issue = gpu
+                beside = self._try("what runs beside the optimizer", lambda: self._beside(issue))
         return MachineRates(
             link=link,
             copy=copy,
@@ -149,6 +160,7 @@ class _Work:
             compute=compute,
             disk=disk,
             cpu=cpu,
+            beside=beside,
         )
 
     def _cpu(self) -> CpuRates:
@@ -190,21 +202,41 @@ class _Work:
                 lambda: self.stopwatch.clock() < end,
             )
 
-    def _compute(self, device: torch.device) -> ComputeRates:
+    def _compute(self, device: torch.device) -> tuple[ComputeRates, Callable[[], IssueCost]]:
+        """Rates, and what measures again how long issuing the fastest form of the layer takes."""
         watch, amounts = self.stopwatch, self.amounts
         matmul = measure_matmul(device, amounts.matmul_size, watch, _MATMUL)
         wake_backward(device)
         layer = Layer(device, amounts.layer_width, amounts.layer_tokens)
-        eager = measure_layer(device, layer, watch, _LAYER)
-        compiled: float | str
+        eager = measure_layer(device, layer, layer.module, watch, _LAYER)
+        issue = partial(measure_issue, device, layer, layer.module, watch)
+        rates = ComputeRates(matmul, eager, None, issue())
+        call: LayerCall | str
         if watch.remaining < _COMPILE_NEEDS:
-            compiled = f"{watch.remaining:.0f} s were left, too little to begin"
+            call = f"{watch.remaining:.0f} s were left, too little to begin"
         else:
             self.say("compiling a layer")
-            compiled = measure_compiled_layer(device, layer, watch, _LAYER)
-        if isinstance(compiled, str):
-            self._note(f"torch.compile of a layer was not measured: {compiled}")
-        return ComputeRates(matmul, eager, compiled if isinstance(compiled, float) else None)
+            call = compile_layer(layer)
+        if isinstance(call, str):
+            self._note(f"torch.compile of a layer was not measured: {call}")
+            return rates, issue
+        compiled = measure_layer(device, layer, call, watch, _LAYER)
+        issue = partial(measure_issue, device, layer, call, watch)
+        return replace(rates, compiled_layer=compiled, compiled_issue=issue()), issue
+
+    def _beside(self, issue: Callable[[], IssueCost]) -> BesideOptimizer:
+        """Beside an optimizer on all cores but one, as `threads: auto` has it beside a GPU."""
+        watch, amounts = self.stopwatch, self.amounts
+        threads = max(self.machine.num_cores - 1, 1)
+        cores = None
+        if hasattr(os, "sched_getaffinity"):
+            cores = optimizer_cores(os.sched_getaffinity(0), threads)
+        alone = issue()
+        with busy_optimizer(amounts.adam_numel, threads, cores):
+            [copy] = measure_copy(amounts.copy_bytes, (COPY_THREADS,), watch, _BESIDE, pin=True)
+            beside = issue()
+        longer = (beside.forward + beside.backward) / (alone.forward + alone.backward)
+        return BesideOptimizer(copy_to_pinned=copy.rate, issuing=max(1.0, longer))
 
     def _try(self, what: str, measure: Callable[[], T]) -> T | None:
         """What `measure` finds; None, and a note, where this machine refuses it."""

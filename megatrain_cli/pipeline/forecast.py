@@ -1,7 +1,7 @@
 """How long the ops of a step take together: the schedule played through with given durations.
 
-The same ops that will run, on the same lanes, held by the same waits. What is left out is how lanes
-disturb each other: copies and updates share RAM.
+The same ops that will run, on the same lanes, held by the same waits. An op may take longer while
+the optimizer works: it takes RAM and cores from whatever runs beside it.
 """
 
 from collections import defaultdict
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from megatrain_cli.pipeline.ops import Event, Kind, Lane, Op
+
+Seconds = Callable[[Op, bool], float]
+"""How long an op takes; the second argument says whether it begins while the optimizer works."""
 
 # Steps that are played: the first begins with an idle machine; from the second on they are alike.
 _STEPS = 4
@@ -45,14 +48,14 @@ class Timeline:
         return max(timed.end for timed in self.ops if timed.op.kind is Kind.LOSS)
 
 
-def play_in_turn(ops: Sequence[Op], seconds: Callable[[Op], float]) -> Timeline:
+def play_in_turn(ops: Sequence[Op], seconds: Seconds) -> Timeline:
     """Ops one after the other, as the CPU does them: a step is their sum."""
-    ends = list(accumulate(seconds(op) for op in ops))
+    ends = list(accumulate(seconds(op, False) for op in ops))
     timed = zip(ops, [0.0, *ends], ends, strict=False)
     return Timeline(tuple(TimedOp(*one) for one in timed), ends[-1])
 
 
-def play(ops: Sequence[Op], seconds: Callable[[Op], float]) -> Timeline:
+def play(ops: Sequence[Op], seconds: Seconds) -> Timeline:
     """Play a schedule, step after step, until steps are alike.
 
     Lanes work off their ops in order. Updates begin in order too and share the optimizer's threads:
@@ -61,7 +64,7 @@ def play(ops: Sequence[Op], seconds: Callable[[Op], float]) -> Timeline:
 
     Args:
         ops: Of one step.
-        seconds: How long each op takes, alone.
+        seconds: How long each op takes.
     """
     lanes: dict[Lane, float] = defaultdict(float)
     records: dict[Event, float] = {}
@@ -75,7 +78,8 @@ def play(ops: Sequence[Op], seconds: Callable[[Op], float]) -> Timeline:
             start = begins = max(lanes[op.lane], issued, *waits, 0.0)
             if op.lane is Lane.UPDATE:
                 start = max(begins, optimizer)
-            end = start + seconds(op)
+            # The list has updates where they may begin, so those at work by now have been played.
+            end = start + seconds(op, op.lane is not Lane.UPDATE and start < optimizer)
             lanes[op.lane] = end
             if op.lane is Lane.UPDATE:
                 lanes[op.lane], optimizer = begins, end

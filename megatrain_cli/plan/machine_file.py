@@ -12,7 +12,7 @@ from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.rates import Count
 
 # Of the file. One with another number is refused: what its fields mean may have changed.
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ LAYER_WIDTH = 2048
 """Hidden size of the decoder layer that is measured."""
 
 Rate = Annotated[float, Field(ge=1, le=1e20, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,14 @@ ThreadRates = Annotated[tuple[ThreadRate, ...], Field(min_length=1), AfterValida
 
 
 @dataclass(frozen=True)
+class IssueCost:
+    """Seconds in which a thread issues a decoder layer to the GPU, however little is computed."""
+
+    forward: Seconds
+    backward: Seconds
+
+
+@dataclass(frozen=True)
 class ComputeRates:
     """Operations a second of the GPU in BF16.
 
@@ -63,11 +72,14 @@ class ComputeRates:
         matmul: One large square product, as multiplications and additions.
         layer: A decoder layer, forward and backward, as 6 x parameters x tokens.
         compiled_layer: The same with `torch.compile`; None where that failed.
+        issue, compiled_issue: What issuing each takes; None where it was not measured.
     """
 
     matmul: Rate
     layer: Rate
     compiled_layer: Rate | None
+    issue: IssueCost | None = None
+    compiled_issue: IssueCost | None = None
 
     def of_layers(self, hidden_size: int, *, compiled: bool) -> float:
         """Operations a second of decoder layers of another width than the one measured.
@@ -137,7 +149,7 @@ class CpuLayer:
     narrow_long: Rate
     wide_short: Rate
     wide_long: Rate
-    new_product: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    new_product: Seconds
     logits: Rate
     sums: CpuSums
 
@@ -199,6 +211,20 @@ class DiskRates:
 
 
 @dataclass(frozen=True)
+class BesideOptimizer:
+    """What others get done while the optimizer works on all cores but one.
+
+    Attributes:
+        copy_to_pinned: Ordinary memory to page-locked memory by the threads that pack for the link;
+            bytes copied a second.
+        issuing: How many times as long issuing a layer takes.
+    """
+
+    copy_to_pinned: Rate
+    issuing: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
 class MachineRates:
     """All of it. None: there is no GPU for it, or the note in the file says why it is missing.
 
@@ -212,6 +238,7 @@ class MachineRates:
         lockable_refused: Whether the driver refused more; otherwise more was not tried.
         compute: Of the GPU.
         cpu: Of a machine that computes on its cores; None where there is a GPU.
+        beside: Where there is a GPU.
     """
 
     link: LinkRates | None
@@ -224,6 +251,7 @@ class MachineRates:
     compute: ComputeRates | None
     disk: DiskRates | None
     cpu: CpuRates | None = None
+    beside: BesideOptimizer | None = None
 
     def burst_bytes(self, target_utilization: float) -> int | None:
         """The smallest copy to the device from which on all reach this share of the link's peak.

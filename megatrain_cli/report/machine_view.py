@@ -12,6 +12,7 @@ from megatrain_cli.plan.rates import (
     NARROW_WIDTH,
     SHORT_ROW,
     WIDE_WIDTH,
+    ComputeRates,
     MachineRates,
     ThreadRate,
 )
@@ -87,6 +88,13 @@ def _rate_rows(rates: MachineRates) -> Iterator[tuple[str, str]]:
         compiled = gpu.compiled_layer
         also = "compiled " + (_ABSENT if compiled is None else f"{compiled / 1e12:.4g} TFLOPS")
         yield "decoder layer", f"{gpu.layer / 1e12:.4g} TFLOPS, {also}"
+        yield from _issue_rows(gpu)
+    if rates.beside is not None:
+        packed, longer = _gb(rates.beside.copy_to_pinned), rates.beside.issuing
+        yield (
+            "beside the optimizer",
+            f"copies {packed}, issuing takes {longer:.2f} x as long",
+        )
     if rates.cpu is not None:
         cpu = rates.cpu
         for name, layer in (("FP32", cpu.float32), ("BF16", cpu.bfloat16)):
@@ -104,6 +112,13 @@ def _rate_rows(rates: MachineRates) -> Iterator[tuple[str, str]]:
     else:
         way = "O_DIRECT" if rates.disk.direct else "through the page cache"
         yield "disk", f"write {_gb(rates.disk.write)}, read {_gb(rates.disk.read)}, {way}"
+
+
+def _issue_rows(gpu: ComputeRates) -> Iterator[tuple[str, str]]:
+    for name, cost in (("eager", gpu.issue), ("compiled", gpu.compiled_issue)):
+        if cost is not None:
+            both = f"{1e3 * cost.forward:.2f} ms forward, {1e3 * cost.backward:.2f} ms backward"
+            yield f"issuing a layer, {name}", both
 
 
 def _by_threads(points: Sequence[ThreadRate], unit: float, name: str) -> str:

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from megatrain_cli.config.schema import EvalSection
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.pipeline.copying import COPY_THREADS
-from megatrain_cli.pipeline.forecast import Timeline, play, play_in_turn
+from megatrain_cli.pipeline.forecast import Seconds, Timeline, play, play_in_turn
 from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.plan.cost import flops_of, speed_of
 from megatrain_cli.plan.plan import RunPlan
-from megatrain_cli.plan.rates import LinkRate, MachineRates, rate_at
+from megatrain_cli.plan.rates import IssueCost, LinkRate, MachineRates, rate_at
 from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.plan.tiles import DTYPE_BYTES
 from megatrain_cli.train.assemble import evaluation_of, schedule_of
@@ -19,6 +19,10 @@ from megatrain_cli.units import show_duration
 
 # Of an op that moves a few bytes and waits for nothing: what it takes to issue it.
 _ISSUE_SECONDS = 1e-4
+
+# What issuing an op takes by what issuing its layer takes: views of weights and gradients, norms
+# and events come with it.
+_ENGINE = 1.3
 
 # Micro-batches of a step that are played. Where it has more, those between the first and the last
 # are alike: each of the played ones then stands for several, so that a plan takes no longer.
@@ -144,7 +148,7 @@ def _shortened(plan: RunPlan) -> RunPlan:
     return replace(plan, decisions=played)
 
 
-def _player(plan: RunPlan) -> Callable[[Sequence[Op], Callable[[Op], float]], Timeline]:
+def _player(plan: RunPlan) -> Callable[[Sequence[Op], Seconds], Timeline]:
     return play if plan.machine.has_cuda else play_in_turn
 
 
@@ -168,7 +172,7 @@ def _end_of_backward(timeline: Timeline) -> float:
 
 
 class _Durations:
-    """Seconds of each op that is played, alone, at the rates of a machine."""
+    """Seconds of each op that is played, at the rates of a machine."""
 
     def __init__(self, plan: RunPlan, spec: ModelSpec, rates: MachineRates) -> None:
         self._plan, self._spec, self._rates = plan, spec, rates
@@ -179,25 +183,26 @@ class _Durations:
         rows, layers = plan.known.rows, range(len(spec.layers))
         self._flops = [flops_of(spec, d, plan.machine, layer, rows) for layer in layers]
         self._width = DTYPE_BYTES[d.dtype]
-        self._beside: Callable[[Op], float] = lambda op: 0.0
+        self._more: Callable[[Op], float] = lambda op: 0.0
         if not plan.machine.has_cuda and rates.cpu is not None:
-            self._beside = CpuCosts(plan, spec, rates.cpu)
+            self._more = CpuCosts(plan, spec, rates.cpu)
+        self._issue = _issue_cost(plan, rates)
         assert plan.bounds is not None
         # Of all updates together, at the rate of this run's masters and threads.
         self._update = plan.bounds.adam / spec.num_parameters
         more = max(0, d.num_micro_batches - _PLAYED)
         self._stands_for = 1 + more / (_PLAYED - 2)
 
-    def __call__(self, op: Op) -> float:
+    def __call__(self, op: Op, beside: bool) -> float:
         between = op.micro_batch is not None and 0 < op.micro_batch < _PLAYED - 1
-        return self._alone(op) * (self._stands_for if between else 1)
+        return self._once(op, beside=beside) * (self._stands_for if between else 1)
 
-    def _alone(self, op: Op) -> float:
-        """Of an op that stands for itself."""
+    def _once(self, op: Op, *, beside: bool) -> float:
+        """Of an op that stands for itself; `beside` the optimizer or alone."""
         d = self._plan.decisions
         match op.kind:
             case Kind.STREAM_IN:
-                return self._stream_in(self._numel(op) * self._width)
+                return self._stream_in(self._numel(op) * self._width, beside=beside)
             case Kind.STREAM_OUT:
                 return self._copy(self._numel(op) * self._width, to_host=True)
             case Kind.OFFLOAD | Kind.FETCH:
@@ -205,12 +210,17 @@ class _Durations:
                 num_bytes = tokens * self._spec.hidden_size * self._width
                 return self._copy(num_bytes, to_host=op.kind is Kind.OFFLOAD)
             case Kind.FORWARD | Kind.RECOMPUTE | Kind.SCORE:
-                return self._compute(self._flops[op.layer].forward) + self._beside(op)
+                issue = self._issue.forward
+                flops = self._flops[op.layer].forward
+                return self._compute(flops, issue, beside=beside) + self._more(op)
             case Kind.BACKWARD:
-                return self._compute(self._flops[op.layer].backward) + self._beside(op)
+                issue = self._issue.backward
+                flops = self._flops[op.layer].backward
+                return self._compute(flops, issue, beside=beside) + self._more(op)
             case Kind.LOSS:
-                both = self._flops[op.layer].forward + self._flops[op.layer].backward
-                return self._compute(both) + self._beside(op)
+                issue = self._issue.forward + self._issue.backward
+                flops = self._flops[op.layer].forward + self._flops[op.layer].backward
+                return self._compute(flops, issue, beside=beside) + self._more(op)
             case Kind.ACCUMULATE:
                 num_bytes = self._numel(op) * self._width
                 return num_bytes / rate_at(self._rates.copy, COPY_THREADS)
@@ -226,16 +236,21 @@ class _Durations:
             return numel
         return max(0, min(size, numel - op.piece * size))
 
-    def _compute(self, flops: float) -> float:
+    def _compute(self, flops: float, issue: float, *, beside: bool) -> float:
+        """The device computes, or waits for the thread that issues."""
         num_micro_batches = self._plan.decisions.num_micro_batches
-        return _ISSUE_SECONDS + flops / num_micro_batches / self._flops_per_second
+        if beside and self._rates.beside is not None:
+            issue *= self._rates.beside.issuing
+        return max(issue, _ISSUE_SECONDS + flops / num_micro_batches / self._flops_per_second)
 
-    def _stream_in(self, num_bytes: int) -> float:
+    def _stream_in(self, num_bytes: int, *, beside: bool) -> float:
         seconds = self._copy(num_bytes, to_host=False)
-        packed = self._rates.copy_to_pinned
-        if not self._plan.decisions.pin_store and packed is not None:
-            seconds = max(seconds, num_bytes / rate_at(packed, COPY_THREADS))
-        return seconds
+        if self._plan.decisions.pin_store or self._rates.copy_to_pinned is None:
+            return seconds
+        packed = rate_at(self._rates.copy_to_pinned, COPY_THREADS)
+        if beside and self._rates.beside is not None:
+            packed = min(packed, self._rates.beside.copy_to_pinned)
+        return max(seconds, num_bytes / packed)
 
     @property
     def _in_ram(self) -> float:
@@ -248,6 +263,15 @@ class _Durations:
         assert self._rates.link is not None
         point = _nearest(self._rates.link, num_bytes)
         return num_bytes / (point.to_host if to_host else point.to_device)
+
+
+def _issue_cost(plan: RunPlan, rates: MachineRates) -> IssueCost:
+    """Of an op of the compute lane; nothing where it was not measured."""
+    if rates.compute is None or not plan.machine.has_cuda:
+        return IssueCost(0.0, 0.0)
+    compiled = rates.compute.compiled_issue if plan.decisions.compiled else None
+    bare = compiled or rates.compute.issue or IssueCost(0.0, 0.0)
+    return IssueCost(_ENGINE * bare.forward, _ENGINE * bare.backward)
 
 
 def _nearest(link: tuple[LinkRate, ...], num_bytes: int) -> LinkRate:

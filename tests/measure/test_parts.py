@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from megatrain_cli.measure.adam import measure_adam
 from megatrain_cli.measure.amounts import FULL, thread_counts
-from megatrain_cli.measure.compute import Layer, measure_compiled_layer
+from megatrain_cli.measure.compute import Layer, compile_layer
 from megatrain_cli.measure.gradients import measure_fresh, measure_logits, measure_sums
 from megatrain_cli.measure.memory import cut, fill, measure_copy, measure_read
 from megatrain_cli.measure.stopwatch import Stopwatch
@@ -178,7 +178,5 @@ def test_a_compile_that_fails_is_told_in_one_line(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("no compiler here\nmany details")
 
     monkeypatch.setattr(torch, "compile", refuse)
-    device = torch.device("cpu")
-    layer = Layer(device, 128, (1, 4))
-    found = measure_compiled_layer(device, layer, Stopwatch(1.0), 1.0)
-    assert found == "RuntimeError: no compiler here"
+    layer = Layer(torch.device("cpu"), 128, (1, 4))
+    assert compile_layer(layer) == "RuntimeError: no compiler here"

@@ -19,7 +19,7 @@ def test_a_step_is_never_shorter_than_a_lane_nor_longer_than_all_in_a_row(
 ) -> None:
     ops = build_schedule(shape)
     seconds = {op: data.draw(durations) for op in ops}
-    timeline = play(ops, seconds.__getitem__)
+    timeline = play(ops, lambda op, beside: seconds[op])
     by_lane = [sum(seconds[op] for op in ops if op.lane is lane) for lane in Lane]
     assert max(by_lane) <= timeline.step_seconds + 1e-9
     assert timeline.step_seconds <= sum(by_lane) + 1e-9
@@ -32,7 +32,7 @@ def test_ops_of_a_lane_begin_in_order_and_after_what_they_wait_for(
 ) -> None:
     ops = build_schedule(shape)
     seconds = {op: data.draw(durations) for op in ops}
-    timed = play(ops, seconds.__getitem__).ops
+    timed = play(ops, lambda op, beside: seconds[op]).ops
     ends: dict[object, float] = {}
     last: dict[Lane, float] = {}
     for one in timed:
@@ -47,7 +47,7 @@ def test_an_optimizer_that_is_slow_makes_steps_of_backward_and_updates() -> None
     """Deferred updates begin after backward and the next forward follows them layer by layer."""
     shape = PipelineShape(6, 1, num_slots=4, num_slabs=0, pieces=(1,) * 6, lookup=True)
 
-    def seconds(op: Op) -> float:
+    def seconds(op: Op, beside: bool) -> float:
         return {Kind.UPDATE: 10.0, Kind.BACKWARD: 2.0, Kind.FORWARD: 1.0}.get(op.kind, 0.0)
 
     # The head's gradient is that of the loss: five layers have a backward. The last update but one

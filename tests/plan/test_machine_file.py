@@ -78,7 +78,7 @@ def test_the_default_place_follows_the_users_config_home(
 @pytest.mark.parametrize(
     ("change", "kind", "said"),
     [
-        ({"version": 1}, IncompatibleError, "has version 1, and this program reads 2"),
+        ({"version": 1}, IncompatibleError, "has version 1, and this program reads 3"),
         ({"version": "one"}, CorruptError, "is damaged at version"),
         ({"machine": {}}, CorruptError, "is damaged at machine.host_bytes"),
         ({"machine": None}, CorruptError, "is damaged at machine"),
