@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -32,7 +32,7 @@ from megatrain_cli.measure.memory import measure_copy, measure_read
 from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.model.backward import wake_backward
 from megatrain_cli.optim.crew import optimizer_cores
-from megatrain_cli.pipeline.copying import COPY_THREADS
+from megatrain_cli.plan.decide import COPY_THREADS, optimizer_threads
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.machine_file import VERSION, MachineFile
 from megatrain_cli.plan.rates import (
@@ -225,16 +225,20 @@ class _Work:
         return replace(rates, compiled_layer=compiled, compiled_issue=issue()), issue
 
     def _beside(self, issue: Callable[[], IssueCost]) -> BesideOptimizer:
-        """Beside an optimizer on all cores but one, as `threads: auto` has it beside a GPU."""
+        """Beside an optimizer on as many threads as `auto` gives it beside a GPU."""
         watch, amounts = self.stopwatch, self.amounts
-        threads = max(self.machine.num_cores - 1, 1)
-        cores = None
-        if hasattr(os, "sched_getaffinity"):
-            cores = optimizer_cores(os.sched_getaffinity(0), threads)
+
+        def busy(*, copies: bool) -> AbstractContextManager[None]:
+            threads, cores = optimizer_threads(self.machine, copies=copies), None
+            if hasattr(os, "sched_getaffinity"):
+                cores = optimizer_cores(os.sched_getaffinity(0), threads)
+            return busy_optimizer(amounts.adam_numel, threads, cores)
+
         alone = issue()
-        with busy_optimizer(amounts.adam_numel, threads, cores):
-            [copy] = measure_copy(amounts.copy_bytes, (COPY_THREADS,), watch, _BESIDE, pin=True)
+        with busy(copies=False):
             beside = issue()
+        with busy(copies=True):
+            [copy] = measure_copy(amounts.copy_bytes, (COPY_THREADS,), watch, _BESIDE, pin=True)
         longer = (beside.forward + beside.backward) / (alone.forward + alone.backward)
         return BesideOptimizer(copy_to_pinned=copy.rate, issuing=max(1.0, longer))
 

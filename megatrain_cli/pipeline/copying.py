@@ -16,10 +16,6 @@ from megatrain_cli.errors import InternalError
 from megatrain_cli.plan.tiles import PAGE_BYTES
 from megatrain_cli.units import MIB, round_up
 
-# One core copies 5 to 7 GB/s and RAM ends at 23 to 47 (H200 machine, 16 cores): four give most of
-# that, and more would take RAM bandwidth and cores from the optimizer, which runs beside them.
-COPY_THREADS = 4
-
 # The least that a thread gets: a sixth of a millisecond. Below that, handing out shows.
 _PART_BYTES = MIB
 

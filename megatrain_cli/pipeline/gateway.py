@@ -52,7 +52,7 @@ class Gateway:
 
     Args:
         run_bytes: Of the largest run.
-        pool: Packs; may be shared.
+        pool: Packs; closed with the gateway.
         link: How a chunk gets to the device.
         chunk_bytes: See `chunk_bytes_for`; used in whole pages, and at most the largest run.
 
@@ -107,6 +107,7 @@ class Gateway:
 
     def close(self) -> None:
         """Unlock and release the memory. No copy may be in flight."""
+        self._pool.close()
         self._chunks.clear()
         self._arena.close()
 

@@ -12,12 +12,12 @@ from megatrain_cli.store.master import MasterStore
 
 
 class Moves:
-    """Weights in, gradients out.
+    """Weights in, gradients out. What it is given is closed with it.
 
     Args:
         gateway: None if tiles can be copied from in place.
         slabs: None if gradients land in their tiles.
-        pool: Copies within host memory; closed with the moves.
+        pool: Copies from slabs to tiles: not the gateway's, which packs at the same time.
     """
 
     def __init__(

@@ -29,6 +29,12 @@ WHOLE_CHUNK_BYTES = 4096 * MIB
 PASS_TOKENS = 32768
 
 
+# Of a pageable store, to pack weights and to take gradients in. One core copies 5 to 7 GB/s and RAM
+# ends at 23 to 47 (H200 machine, 16 cores): four give most of that, and more would take RAM
+# bandwidth and cores from the optimizer, which runs beside them.
+COPY_THREADS = 4
+
+
 @dataclass(frozen=True)
 class Decisions:
     """All that shapes memory and order of a run.
@@ -163,8 +169,6 @@ def decide(
     whole = WHOLE_CHUNK_BYTES // (DTYPE_BYTES[config.model.dtype] * spec.vocab_size)
     whole = min(whole, WHOLE_CHUNK, round_up(rows * longest, 64))
     chunk = HEAD_CHUNK_BYTES // (4 * spec.vocab_size)
-    # One core stays free for the thread that feeds the GPU.
-    spare = 1 if machine.has_cuda else 0
     threads = config.optimizer.threads
     pool = config.checkpoint.bounce_pool
     return Decisions(
@@ -188,7 +192,7 @@ def decide(
         compiled=compiled,
         head_chunk=max(64, chunk // 64 * 64),
         whole_chunk=max(64, whole // 64 * 64) if compiled else 0,
-        threads=max(1, machine.num_cores - spare) if threads == "auto" else threads,
+        threads=optimizer_threads(machine, copies=not pin) if threads == "auto" else threads,
         target_utilization=config.pipeline.target_pcie_utilization,
         deterministic=machine.has_cuda and config.train.deterministic,
         pool_bytes=0 if pool == "auto" or not config.checkpoint.async_save else pool,
@@ -210,6 +214,19 @@ def ways_to_join(
     most = PASS_TOKENS // tokens if machine.has_cuda and not spec.has_dropout else 1
     ways = [n for n in range(min(most, accumulation), 1, -1) if accumulation % n == 0]
     return (*ways, 1)
+
+
+def optimizer_threads(machine: MachineSpec, *, copies: bool) -> int:
+    """What `optimizer.threads: auto` is.
+
+    Beside a GPU one core stays free for the thread that feeds it, and where the store `copies`, one
+    for each thread that packs, if these are no more than a quarter of the cores: RAM is the limit
+    by then, and without cores of their own they wait for the optimizer's time slices.
+    """
+    if not machine.has_cuda:
+        return machine.num_cores
+    packers = COPY_THREADS if copies and machine.num_cores // 4 >= COPY_THREADS else 0
+    return max(1, machine.num_cores - 1 - packers)
 
 
 def attention_of(config: TrainConfig) -> str:

@@ -212,12 +212,12 @@ class DiskRates:
 
 @dataclass(frozen=True)
 class BesideOptimizer:
-    """What others get done while the optimizer works on all cores but one.
+    """What others get done while the optimizer works, on as many threads as `auto` gives it.
 
     Attributes:
         copy_to_pinned: Ordinary memory to page-locked memory by the threads that pack for the link;
             bytes copied a second.
-        issuing: How many times as long issuing a layer takes.
+        issuing: How many times as long issuing a layer takes with a page-locked store.
     """
 
     copy_to_pinned: Rate

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass, replace
 
 from megatrain_cli.config.schema import EvalSection
 from megatrain_cli.model.spec import ModelSpec
-from megatrain_cli.pipeline.copying import COPY_THREADS
 from megatrain_cli.pipeline.forecast import Seconds, Timeline, play, play_in_turn
 from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.plan.cost import flops_of, speed_of
+from megatrain_cli.plan.decide import COPY_THREADS
 from megatrain_cli.plan.plan import RunPlan
-from megatrain_cli.plan.rates import IssueCost, LinkRate, MachineRates, rate_at
+from megatrain_cli.plan.rates import IssueCost, LinkRate, MachineRates, ThreadRate, rate_at
 from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.plan.tiles import DTYPE_BYTES
 from megatrain_cli.train.assemble import evaluation_of, schedule_of
@@ -222,8 +222,7 @@ class _Durations:
                 flops = self._flops[op.layer].forward + self._flops[op.layer].backward
                 return self._compute(flops, issue, beside=beside) + self._more(op)
             case Kind.ACCUMULATE:
-                num_bytes = self._numel(op) * self._width
-                return num_bytes / rate_at(self._rates.copy, COPY_THREADS)
+                return self._numel(op) * self._width / self._shared(self._rates.copy)
             case Kind.UPDATE:
                 return self._numel(op) * self._update
             case Kind.REPORT | Kind.CLIP | Kind.TELL:
@@ -247,10 +246,17 @@ class _Durations:
         seconds = self._copy(num_bytes, to_host=False)
         if self._plan.decisions.pin_store or self._rates.copy_to_pinned is None:
             return seconds
-        packed = rate_at(self._rates.copy_to_pinned, COPY_THREADS)
+        packed = self._shared(self._rates.copy_to_pinned)
         if beside and self._rates.beside is not None:
-            packed = min(packed, self._rates.beside.copy_to_pinned)
+            packed = self._rates.beside.copy_to_pinned
         return max(seconds, num_bytes / packed)
+
+    def _shared(self, rates: Sequence[ThreadRate]) -> float:
+        """Bytes a second of one pool of copying threads while the other copies too.
+
+        Weights are packed and gradients taken in at the same time: in backward.
+        """
+        return rate_at(rates, 2 * COPY_THREADS) / 2
 
     @property
     def _in_ram(self) -> float:

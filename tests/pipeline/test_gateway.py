@@ -79,8 +79,8 @@ class ForgottenPool(LatePool):
         return lambda: None
 
     def close(self) -> None:
-        for wait in self._started:
-            wait()
+        while self._started:
+            self._started.pop(0)()
         super().close()
 
 
