@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from megatrain_cli.config.schema import EvalSection
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.pipeline.forecast import Seconds, Timeline, play, play_in_turn
+from megatrain_cli.pipeline.gateway import chunk_bytes_for
 from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.plan.cost import flops_of, speed_of
 from megatrain_cli.plan.decide import COPY_THREADS
@@ -23,6 +24,10 @@ _ISSUE_SECONDS = 1e-4
 # What issuing an op takes by what issuing its layer takes: views of weights and gradients, norms
 # and events come with it.
 _ENGINE = 1.3
+
+# What packing a layer takes beside copying: its parts are handed to threads and waited for, while
+# other threads issue (layers of 30 and of 154 MB, H200).
+_PACK_SECONDS = 1e-3
 
 # Micro-batches of a step that are played. Where it has more, those between the first and the last
 # are alike: each of the played ones then stands for several, so that a plan takes no longer.
@@ -187,6 +192,7 @@ class _Durations:
         if not plan.machine.has_cuda and rates.cpu is not None:
             self._more = CpuCosts(plan, spec, rates.cpu)
         self._issue = _issue_cost(plan, rates)
+        self._chunk = chunk_bytes_for(rates, d.target_utilization)
         assert plan.bounds is not None
         # Of all updates together, at the rate of this run's masters and threads.
         self._update = plan.bounds.adam / spec.num_parameters
@@ -249,7 +255,10 @@ class _Durations:
         packed = self._shared(self._rates.copy_to_pinned)
         if beside and self._rates.beside is not None:
             packed = self._rates.beside.copy_to_pinned
-        return max(seconds, num_bytes / packed)
+        # Chunks are packed while others are on the link, but for the last.
+        last = (num_bytes - 1) % self._chunk + 1
+        packing = _PACK_SECONDS + num_bytes / packed + self._copy(last, to_host=False)
+        return max(seconds, packing)
 
     def _shared(self, rates: Sequence[ThreadRate]) -> float:
         """Bytes a second of one pool of copying threads while the other copies too.
