@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -12,7 +12,6 @@ from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.model.layout import make_layout
 from megatrain_cli.model.spec import LayerSpec, ParamSpec
 from megatrain_cli.optim.adamw import AdamStep
-from megatrain_cli.optim.crew import WorkSpan
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.plan.rates import ThreadRate
 from megatrain_cli.plan.tiles import TileFormat
@@ -52,28 +51,30 @@ def measure_adam(
 
 @contextmanager
 def busy_optimizer(numel: int, threads: int, cores: Sequence[int] | None) -> Iterator[None]:
-    """Keep an optimizer at work: tile after tile, all under way at once, as in a deferred run.
+    """Keep an optimizer at work, with all tiles under way at once as in a deferred run.
 
     Args:
         numel: Parameters of all tiles.
         threads: Of the optimizer.
         cores: Those that they are bound to; None binds them to none.
     """
-    lock, stopped = threading.Lock(), False  # the lock: nothing is submitted once it has closed
-    with _filled_store(numel) as store, TileUpdater(threads, fmt=_FORMAT, cores=cores) as updater:
+    enough = threading.Event()
+    with (
+        _filled_store(numel) as store,
+        TileUpdater(threads, fmt=_FORMAT, cores=cores) as updater,
+        ThreadPoolExecutor(1, thread_name_prefix="measure") as pool,
+    ):
 
-        def again(tile: LayerTile) -> None:
-            with lock:
-                if not stopped:
-                    _submit(updater, tile).add_done_callback(lambda _: again(tile))
+        def work() -> None:
+            while not enough.is_set():
+                _update_all(updater, store)
 
-        for tile in store.tiles:
-            again(tile)
+        worked = pool.submit(work)
         try:
             yield
         finally:
-            with lock:
-                stopped = True
+            enough.set()
+        worked.result()  # raises what it failed with
 
 
 @contextmanager
@@ -93,13 +94,12 @@ def _filled_store(numel: int) -> Iterator[MasterStore]:
 
 
 def _update_all(updater: TileUpdater, store: MasterStore) -> None:
-    for update in [_submit(updater, tile) for tile in store.tiles]:
+    under_way = []
+    for tile in store.tiles:
+        assert tile.gradient is not None
+        under_way.append(updater.submit(tile, tile.gradient, 0, _STEP))
+    for update in under_way:
         update.result()
-
-
-def _submit(updater: TileUpdater, tile: LayerTile) -> Future[WorkSpan]:
-    assert tile.gradient is not None
-    return updater.submit(tile, tile.gradient, 0, _STEP)
 
 
 def _fill(tile: LayerTile) -> None:

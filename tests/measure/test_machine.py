@@ -31,6 +31,7 @@ def test_a_cpu_has_no_numbers_of_a_gpu_and_all_others(tmp_path: Path) -> None:
     rates = file.machine.rates
     assert rates is not None
     assert (rates.link, rates.copy_to_pinned, rates.lockable_bytes, rates.compute) == (None,) * 4
+    assert rates.beside is None
     assert rates.copy[-1].threads == rates.adam[-1].threads == file.machine.num_cores
     assert rates.disk is not None
     assert rates.cpu is not None
@@ -106,5 +107,8 @@ def test_a_gpu_machine_is_measured_whole(tmp_path: Path) -> None:
     assert rates.lockable_bytes is not None
     assert rates.compute is not None
     assert rates.compute.compiled_layer is not None or any("compile" in n for n in file.notes)
+    assert rates.compute.issue is not None
+    assert 1e-5 < rates.compute.issue.forward < rates.compute.issue.backward < 1.0
+    assert rates.beside is not None
     assert file.fingerprint.gpu == torch.cuda.get_device_name(0)
     assert torch.cuda.memory_allocated() == before

@@ -2,8 +2,11 @@
 
 import ctypes
 import resource
+import threading
+from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain_cli.measure.adam import measure_adam
+from megatrain_cli.measure.adam import busy_optimizer, measure_adam
 from megatrain_cli.measure.amounts import FULL, thread_counts
 from megatrain_cli.measure.compute import Layer, compile_layer
 from megatrain_cli.measure.gradients import measure_fresh, measure_logits, measure_sums
 from megatrain_cli.measure.memory import cut, fill, measure_copy, measure_read
 from megatrain_cli.measure.stopwatch import Stopwatch
+from megatrain_cli.optim.crew import WorkSpan
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.pipeline.gradients import GradientCollector
 from megatrain_cli.store.heap import touched_heap
@@ -82,6 +86,27 @@ def test_a_copy_copies_every_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "copyto", counted)
     measure_copy(1 << 20, (4,), Stopwatch(30.0), 0.0, pin=False)
     assert sum(seen) == 2 << 20  # with the warm-up
+
+
+def test_an_optimizer_stays_at_work_until_it_is_left_and_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submit = TileUpdater.submit
+    rounds = threading.Semaphore(0)
+
+    def counted(self: TileUpdater, *args: Any) -> Future[WorkSpan]:
+        rounds.release()
+        return submit(self, *args)
+
+    monkeypatch.setattr(TileUpdater, "submit", counted)
+    before = threading.active_count()
+    with busy_optimizer(1 << 14, 2, None):
+        for _ in range(100):  # of 16 tiles: each comes again and again
+            assert rounds.acquire(timeout=60)
+    assert threading.active_count() == before
+    with pytest.raises(RuntimeError, match="as told"), busy_optimizer(1 << 14, 2, None):
+        raise RuntimeError("as told")
+    assert threading.active_count() == before
 
 
 def test_the_optimizer_updates_every_parameter_and_finds_no_odd_numbers(

@@ -11,7 +11,15 @@ from megatrain_cli.plan.decide import Known
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.machine_file import VERSION, Fingerprint, MachineFacts, MachineFile
 from megatrain_cli.plan.plan import RunPlan, make_plan
-from megatrain_cli.plan.rates import ComputeRates, DiskRates, LinkRate, MachineRates, ThreadRate
+from megatrain_cli.plan.rates import (
+    BesideOptimizer,
+    ComputeRates,
+    DiskRates,
+    IssueCost,
+    LinkRate,
+    MachineRates,
+    ThreadRate,
+)
 
 CPU = MachineSpec(1 << 50, "MemAvailable", 8, "cpu")
 GPU = MachineSpec(1 << 50, "MemAvailable", 8, "cuda:0", "NVIDIA H200", 1 << 50)
@@ -30,8 +38,9 @@ RATES = MachineRates(
     adam=(ThreadRate(1, 0.7e9), ThreadRate(4, 2e9), ThreadRate(16, 4e9)),
     lockable_bytes=64 << 30,
     lockable_refused=False,
-    compute=ComputeRates(700e12, 500e12, 600e12),
+    compute=ComputeRates(700e12, 500e12, 600e12, IssueCost(1e-3, 2e-3), IssueCost(8e-4, 16e-4)),
     disk=DiskRates(2e9, 3e9, direct=True),
+    beside=BesideOptimizer(copy_to_pinned=11e9, issuing=2.0),
 )
 
 

@@ -27,6 +27,7 @@ def decided(
     return plan_for(SPEC, machine, sections, can_pin=can_pin).decisions
 
 
+PAGEABLE: Sections = {"store": {"memory": "pageable"}}
 EAGER: Sections = {"optimizer": {"update": "eager", "max_grad_norm": None}}
 
 
@@ -52,6 +53,17 @@ def test_auto_threads_are_all_cores_but_one_to_feed_a_gpu(
 ) -> None:
     assert decided(replace(machine, num_cores=cores)).threads == threads
     assert decided(machine, {"optimizer": {"threads": 3}}).threads == 3
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (15, 14), (16, 11), (64, 59)])
+def test_threads_that_pack_a_pageable_store_get_cores_where_there_are_enough(
+    cores: int, threads: int
+) -> None:
+    machine = replace(GPU, num_cores=cores)
+    assert decided(machine, PAGEABLE).threads == threads
+    assert decided(machine, can_pin=False).threads == threads  # the driver refused
+    assert decided(machine, PAGEABLE | {"optimizer": {"threads": 15}}).threads == 15
+    assert decided(replace(CPU, num_cores=cores), PAGEABLE).threads == cores
 
 
 @pytest.mark.parametrize(("accumulation", "slabs"), [(1, 2), (2, 3), (3, 5), (8, 7)])
