@@ -12,8 +12,9 @@ from megatrain_cli.plan.rates import IssueCost
 
 LayerCall = Callable[..., object]
 
-# Issued one by one, each when the device has nothing to do.
-_ISSUED = 9
+# Issued one by one, each when the device has nothing to do: for longer than the optimizer takes to
+# update what it has at once, as it needs Python's lock where it begins anew.
+_ISSUED = 25
 
 # Calls in a row, so that issuing them from Python is hidden behind computing.
 _IN_A_ROW = 5

@@ -20,8 +20,11 @@ from megatrain_cli.measure.compute import Layer, compile_layer
 from megatrain_cli.measure.gradients import measure_fresh, measure_logits, measure_sums
 from megatrain_cli.measure.memory import cut, fill, measure_copy, measure_read
 from megatrain_cli.measure.stopwatch import Stopwatch
+from megatrain_cli.model.layout import LayerLayout
+from megatrain_cli.optim import worker
 from megatrain_cli.optim.crew import WorkSpan
-from megatrain_cli.optim.worker import TileUpdater
+from megatrain_cli.optim.kernels import I64
+from megatrain_cli.optim.worker import TileUpdater, chunk_table
 from megatrain_cli.pipeline.gradients import GradientCollector
 from megatrain_cli.store.heap import touched_heap
 
@@ -98,11 +101,20 @@ def test_an_optimizer_stays_at_work_until_it_is_left_and_leaves_no_thread(
         rounds.release()
         return submit(self, *args)
 
+    made: list[LayerLayout] = []
+
+    def noted(layout: LayerLayout, *args: Any) -> I64:
+        made.append(layout)
+        return chunk_table(layout, *args)
+
     monkeypatch.setattr(TileUpdater, "submit", counted)
+    monkeypatch.setattr(worker, "chunk_table", noted)
     before = threading.active_count()
     with busy_optimizer(1 << 14, 2, None):
+        assert len(made) == 16  # one for each tile, before anything is measured
         for _ in range(100):  # of 16 tiles: each comes again and again
             assert rounds.acquire(timeout=60)
+    assert len(made) == 16
     assert threading.active_count() == before
     with pytest.raises(RuntimeError, match="as told"), busy_optimizer(1 << 14, 2, None):
         raise RuntimeError("as told")
