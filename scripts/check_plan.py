@@ -10,13 +10,15 @@ goes on from it. Weights are random, rows are random tokens, nothing is download
 what the system counted for the process when it had ended, GPU bytes what torch and the driver had
 in use at most. Seconds are the median step without the first, against a plan with the rates that
 `megatrain probe` measures at the beginning; without `--seconds` none are looked at: on a machine
-where others compute too they mean nothing. Exit code 1 if a case is out of bounds.
+where others compute too they mean nothing. Seconds of a save are the median of the process's own,
+told and not judged: disks differ from themselves by more. Exit code 1 if a case is out of bounds.
 """
 
 import argparse
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -85,6 +87,8 @@ class Outcome:
     gpu_measured: int
     step_planned: float | None
     step_measured: float
+    save_planned: float | None
+    save_measured: float | None
     in_bounds: bool
 
 
@@ -203,24 +207,24 @@ def run_case(
     with tempfile.TemporaryDirectory(prefix="megatrain-check-") as name:
         folder = Path(name)
         words = [str(write_case(folder, case, device, steps)), *case.overrides]
-        planned = json.loads(_run(["plan", *words, "--json"], folder, environment)[0])
+        planned = json.loads(_run(["plan", *words, "--json"], folder, environment).printed)
         run = folder / "run"
         if case.resumes:
             _run(["train", *words, "train.max_steps=1"], folder, environment)
-            _, host = _run(
-                ["resume", str(run), f"train.max_steps={steps}"], folder, environment, "device"
-            )
+            goes_on = ["resume", str(run), f"train.max_steps={steps}"]
+            ran = _run(goes_on, folder, environment, "device")
         else:
-            _, host = _run(["train", *words], folder, environment, "device")
+            ran = _run(["train", *words], folder, environment, "device")
         lines = (run / "metrics.jsonl").read_text().splitlines()
         took = [record["seconds"] for line in lines if "grad_norm" in (record := json.loads(line))]
         # The first step of a process warms up; a resumed one waits for what is loaded, too.
-        timed = took[2:] or took[1:] if case.resumes else took[1:]
+        timed = took[2:] if case.resumes else took[1:]
         gpu = int((folder / "device").read_text())
     step, expected = statistics.median(timed), planned["step_seconds"] if seconds else None
     if expected is not None and case.saves:
         expected = None if gpu else expected + planned["stall_seconds"]
-    good = _near(planned["host_peak_bytes"], host)
+    saves = [float(found) for found in re.findall(_SAVED, ran.said)]
+    good = _near(planned["host_peak_bytes"], ran.host_peak)
     if gpu:
         good = good and _near(planned["gpu_peak_bytes"], gpu)
     if expected is not None:
@@ -229,11 +233,13 @@ def run_case(
         case.name,
         case.shape.parameters,
         planned["host_peak_bytes"],
-        host,
+        ran.host_peak,
         planned["gpu_peak_bytes"],
         gpu,
         expected,
         step,
+        planned["save_seconds"] if seconds else None,
+        statistics.median(saves) if saves else None,
         good,
     )
 
@@ -242,10 +248,27 @@ def _near(planned: int, measured: int) -> bool:
     return -UNDER <= planned / measured - 1 <= OVER
 
 
+@dataclass(frozen=True)
+class Ran:
+    """A process that has ended well.
+
+    Attributes:
+        printed, said: On stdout and on stderr.
+        host_peak: Its peak resident set in bytes.
+    """
+
+    printed: str
+    said: str
+    host_peak: int
+
+
+# How the program tells of a checkpoint; the group is its seconds.
+_SAVED = r"saved .*? in ([0-9.]+) s,"
+
+
 def _run(
     words: list[str], folder: Path, environment: dict[str, str], note: str | None = None
-) -> tuple[str, int]:
-    """What a command printed, and its peak resident set in bytes."""
+) -> Ran:
     where = folder / (note or "ignored")
     command = [sys.executable, "-c", _CHILD, *words, str(where)]
     with (folder / "out").open("w+") as out, (folder / "err").open("w+") as err:
@@ -254,16 +277,18 @@ def _run(
         child.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)
-        if child.returncode:
-            raise RuntimeError(f"{words[0]} failed: {err.read()[-2000:]}")
-        return out.read(), usage.ru_maxrss * 1024
+        printed, said = out.read(), err.read()
+    if child.returncode:
+        raise RuntimeError(f"{words[0]} failed: {said[-2000:]}")
+    return Ran(printed, said, usage.ru_maxrss * 1024)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Markdown, a row a case."""
+    off_plan = ", planned | off"
     lines = [
-        "| case | host MiB, planned | off | GPU GiB, planned | off | s/step, planned | off | ok |",
-        "|---" * 8 + "|",
+        f"| case | host MiB{off_plan} | GPU GiB{off_plan} | s/step{off_plan} | save s, planned | ok |",
+        "|---" * 9 + "|",
     ]
     for o in outcomes:
         gpu, gpu_off, step, step_off = "", "", f"{o.step_measured:.3g}, not planned", ""
@@ -275,8 +300,11 @@ def table(outcomes: Sequence[Outcome]) -> str:
             step_off = f"{o.step_planned / o.step_measured - 1:+.1%}"
         host = f"{o.host_measured / 2**20:.0f}, {o.host_planned / 2**20:.0f}"
         off = f"{o.host_planned / o.host_measured - 1:+.1%}"
+        saved = "" if o.save_measured is None else f"{o.save_measured:.1f}"
+        if o.save_measured is not None and o.save_planned is not None:
+            saved += f", {o.save_planned:.1f}"
         holds = "yes" if o.in_bounds else "**no**"
-        cells = [o.case, host, off, gpu, gpu_off, step, step_off, holds]
+        cells = [o.case, host, off, gpu, gpu_off, step, step_off, saved, holds]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -288,11 +316,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--shapes", nargs="+", type=parse_shape, metavar="SHAPE[:LAYERS]")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="cases with such a name")
     parser.add_argument("--seconds", action="store_true", help="probe, and look at steps too")
-    parser.add_argument("--steps", type=int, default=4, help="of each run, at least 2")
+    parser.add_argument(
+        "--steps", type=int, default=8, help="of each run, at least 4, as the first are not timed"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
-    if args.steps < 2:
-        parser.error(f"--steps: wanted at least 2, got {args.steps}")
+    if args.steps < 4:
+        parser.error(f"--steps: wanted at least 4, got {args.steps}")
     cases: tuple[Case, ...] = CPU_CASES
     if args.device == "cuda":
         shapes = args.shapes or [parse_shape(name) for name in ("0.5b", "3b", "7b")]
