@@ -285,9 +285,9 @@ def _run(
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Markdown, a row a case."""
-    off_plan = ", planned | off"
+    plan = ", planned | off"
     lines = [
-        f"| case | host MiB{off_plan} | GPU GiB{off_plan} | s/step{off_plan} | save s, planned | ok |",
+        f"| case | host MiB{plan} | GPU GiB{plan} | s/step{plan} | save s, planned | ok |",
         "|---" * 9 + "|",
     ]
     for o in outcomes:

@@ -3,8 +3,9 @@
 A file of `profiles/` is one GPU beside one kind of host. Its numbers end with `measured` (on such a
 machine), `datasheet` or `assumed`. Units: GiB; for rates 10^9 bytes or parameters a second, and
 10^12 operations a second. A link's points are [MiB of a copy, to the device, to the host, each way
-while both are in use]; other points are [threads, rate]. `ram_gib` names a machine for each amount
-of RAM that a run may take.
+while both are in use]; other points are [threads, rate]. Issuing a layer is milliseconds [forward,
+backward]; beside the optimizer are [copies to page-locked memory, how many times as long issuing
+takes]. `ram_gib` names a machine for each amount of RAM that a run may take.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from megatrain_cli.config.names import did_you_mean
 from megatrain_cli.errors import ConfigError
 from megatrain_cli.plan.machine import MachineSpec
-from megatrain_cli.plan.rates import ComputeRates, DiskRates, LinkRate, MachineRates, ThreadRate
+from megatrain_cli.plan.rates import (
+    BesideOptimizer,
+    ComputeRates,
+    DiskRates,
+    IssueCost,
+    LinkRate,
+    MachineRates,
+    ThreadRate,
+)
 from megatrain_cli.units import GIB, MIB
 
 _FOLDER = Path(__file__).with_name("profiles")
@@ -46,11 +55,15 @@ class Profile(BaseModel):
     matmul: _Number
     layer: _Number
     compiled_layer: _Number
+    issue: tuple[_Positive, _Positive, Kind]
+    beside: tuple[_Positive, _Positive, Kind]
     disk: tuple[_Positive, _Positive, Kind]
 
     def machine(self, name: str) -> MachineSpec:
         """The machine of one amount of RAM."""
         copy = _by_threads(self.copy_in_ram)
+        # Compiled or not, which differs by less than hosts do.
+        issue = IssueCost(self.issue[0] / 1e3, self.issue[1] / 1e3)
         rates = MachineRates(
             link=tuple(
                 LinkRate(round(size * MIB), into * 1e9, out * 1e9, both * 1e9)
@@ -63,9 +76,14 @@ class Profile(BaseModel):
             lockable_bytes=None,
             lockable_refused=False,
             compute=ComputeRates(
-                self.matmul[0] * 1e12, self.layer[0] * 1e12, self.compiled_layer[0] * 1e12
+                self.matmul[0] * 1e12,
+                self.layer[0] * 1e12,
+                self.compiled_layer[0] * 1e12,
+                issue,
+                issue,
             ),
             disk=DiskRates(self.disk[0] * 1e9, self.disk[1] * 1e9, direct=True),
+            beside=BesideOptimizer(self.beside[0] * 1e9, self.beside[1]),
         )
         return MachineSpec(
             host_bytes=round(self.ram_gib[name][0] * GIB),
@@ -91,6 +109,8 @@ class Profile(BaseModel):
             "products": self.matmul,
             "layers": self.layer,
             "compiled layers": self.compiled_layer,
+            "issuing": self.issue,
+            "beside the optimizer": self.beside,
             "disk": self.disk,
         }
         parts = []

@@ -3,8 +3,10 @@
 import pytest
 
 from megatrain_cli.errors import ConfigError
+from megatrain_cli.plan.decide import COPY_THREADS
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.profiles import find_profile, known_profiles
+from megatrain_cli.plan.rates import rate_at
 from megatrain_cli.units import GIB
 from tests.plan.small import make_spec, plan_for
 
@@ -30,7 +32,7 @@ def test_a_profile_is_a_machine_whose_every_number_is_marked(name: str) -> None:
     marks = there.origin.removeprefix(f"profile {name}: ").split("; ")
     kinds = dict(mark.split(": ") for mark in marks)
     assert set(kinds) <= {"measured", "datasheet", "assumed"}
-    assert sum(len(labels.split(", ")) for labels in kinds.values()) == 11
+    assert sum(len(labels.split(", ")) for labels in kinds.values()) == 13
     amount = name.rpartition("-")[2]
     if amount[-2:] in ("gb", "tb"):  # what may be taken is less than what is built in
         built_in = float(amount[:-2]) * (1000 if amount.endswith("tb") else 1)
@@ -65,6 +67,8 @@ def test_no_rate_of_a_profile_is_above_what_its_parts_are_stated_to_reach(name: 
     assert rates.adam[-1].rate * _ADAM_BYTES < 0.85 * ram * 1e9
     assert 2 * rates.copy[-1].rate < 0.85 * ram * 1e9  # a copy reads and writes
     assert rates.read[-1].rate < 0.85 * ram * 1e9
+    assert rates.beside is not None
+    assert rates.beside.copy_to_pinned < rate_at(rates.copy, COPY_THREADS)
 
 
 def test_a_plan_says_which_kind_of_numbers_it_used() -> None:
@@ -72,7 +76,7 @@ def test_a_plan_says_which_kind_of_numbers_it_used() -> None:
     summary = dict(plan_for(make_spec(), there).summary)
     assert summary["machine"] == (
         "profile h200-128gb: measured: RAM, GPU memory, cores, link, copies in RAM, reads of RAM, "
-        "Adam, products, compiled layers, disk; assumed: layers"
+        "Adam, products, compiled layers, issuing, beside the optimizer, disk; assumed: layers"
     )
 
 
