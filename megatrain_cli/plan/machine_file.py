@@ -97,29 +97,32 @@ _ADAPTER = TypeAdapter(MachineFile)
 
 def default_path() -> Path | None:
     """Where the file of the machine at hand lies; None for a user without a home."""
-    given = os.environ.get("XDG_CONFIG_HOME")
+    given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     try:
-        base = Path(given) if given else Path.home() / ".config"
+        # By the XDG base directory specification one that is not absolute does not count: it would
+        # be another place in each folder.
+        base = given if given.is_absolute() else Path.home() / ".config"
     except RuntimeError:  # nothing says where home is
         return None
     return base / "megatrain" / "machine.json"
 
 
 def save_machine_file(file: MachineFile, path: Path) -> None:
-    """Write the file, whole or not at all; what was there is replaced.
+    """Write the file, whole or not at all; what was there is replaced, and a link followed.
 
     Raises:
         StorageError: The disk refused.
     """
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    place = Path(os.path.realpath(path))
+    temporary = place.with_name(f".{place.name}-{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("w", encoding="utf-8") as handle:
                 handle.write(file.to_json())
                 handle.flush()
                 os.fsync(handle.fileno())
-            temporary.replace(path)
+            temporary.replace(place)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
@@ -145,7 +148,8 @@ def load_machine_file(path: Path | None = None) -> MachineFile | None:
         if path is None and isinstance(error, FileNotFoundError):
             return None
         raise ConfigError(f"{place}: cannot be read: {error.strerror or error}") from error
-    again = "Run `megatrain probe` to write it anew."
+    how = "`megatrain probe`" if path is None else "`megatrain probe --out FILE` on that machine"
+    again = f"Run {how} to write it anew."
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -156,8 +160,31 @@ def load_machine_file(path: Path | None = None) -> MachineFile | None:
             f"{place} has version {version}, and this program reads {VERSION}. {again}"
         )
     try:
-        return _ADAPTER.validate_json(text, strict=True)
+        file = _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise CorruptError(f"{place} is damaged at {where}: {first['msg']}. {again}") from error
+    strange = _strange_key(values, _ADAPTER.dump_python(file, mode="json"))
+    if strange is not None:
+        raise CorruptError(f"{place} is damaged at {strange}: no key has that name. {again}")
+    return file
+
+
+def _strange_key(given: object, read: object) -> str | None:
+    """The dotted place of a key that nothing was read from, such as a misspelled one."""
+    pairs: list[tuple[object, object, object]]
+    if isinstance(given, dict) and isinstance(read, dict):
+        strange = next((key for key in given if key not in read), None)
+        if strange is not None:
+            return str(strange)
+        pairs = [(key, value, read[key]) for key, value in given.items()]
+    elif isinstance(given, list) and isinstance(read, list):
+        pairs = list(zip(range(len(given)), given, read, strict=True))
+    else:
+        return None
+    for key, value, known in pairs:
+        inside = _strange_key(value, known)
+        if inside is not None:
+            return f"{key}.{inside}"
+    return None

@@ -75,6 +75,37 @@ def test_the_default_place_follows_the_users_config_home(
     assert load_machine_file() == FILE
 
 
+def test_a_config_home_that_is_not_absolute_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be another place in each folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for home in ("", "config", "~/.config"):
+        monkeypatch.setenv("XDG_CONFIG_HOME", home)
+        assert default_path() == tmp_path / ".config" / "megatrain" / "machine.json"
+
+
+def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+    there = tmp_path / "there" / "m.json"
+    link = tmp_path / "link.json"
+    link.symlink_to(there)
+    for file in (FILE, measured_file(CPU, HERE)):
+        save_machine_file(file, link)
+        assert link.is_symlink()
+        assert load_machine_file(there) == file
+
+
+def test_the_file_of_the_machine_at_hand_is_written_anew_by_a_plain_probe() -> None:
+    place = default_path()
+    assert place is not None
+    save_machine_file(replace(FILE, version=2), place)
+    with pytest.raises(IncompatibleError) as caught:
+        load_machine_file()
+    assert str(caught.value) == (
+        f"{place} has version 2, and this program reads 3. Run `megatrain probe` to write it anew."
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "said"),
     [
@@ -83,6 +114,7 @@ def test_the_default_place_follows_the_users_config_home(
         ({"machine": {}}, CorruptError, "is damaged at machine.host_bytes"),
         ({"machine": None}, CorruptError, "is damaged at machine"),
         ({"fingerprint": {"cpu": 3}}, CorruptError, "is damaged at fingerprint.cpu"),
+        ({"note": []}, CorruptError, "is damaged at note: no key has that name"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_path_and_the_way_out(
@@ -94,7 +126,7 @@ def test_a_wrong_file_is_refused_with_its_path_and_the_way_out(
         load_machine_file(path)
     text = str(caught.value)
     assert text.startswith(f"{path} {said}")
-    assert text.endswith("Run `megatrain probe` to write it anew.")
+    assert text.endswith("Run `megatrain probe --out FILE` on that machine to write it anew.")
     assert "\n" not in text
 
 
@@ -138,6 +170,23 @@ def test_points_out_of_order_are_refused(tmp_path: Path, part: str) -> None:
     values["machine"]["rates"][part].reverse()
     path.write_text(json.dumps(values))
     with pytest.raises(CorruptError, match=rf"is damaged at machine\.rates\.{part}: .*growing"):
+        load_machine_file(path)
+
+
+def test_a_misspelled_key_is_refused_with_its_place(tmp_path: Path) -> None:
+    """What it stood for would be planned without, and without a word."""
+    path = tmp_path / "m.json"
+    for name, wrong, place in (
+        ("beside", "besides", "machine.rates.besides"),
+        ("compiled_issue", "compiled_issues", "machine.rates.compute.compiled_issues"),
+    ):
+        path.write_text(FILE.to_json().replace(f'"{name}"', f'"{wrong}"'))
+        with pytest.raises(CorruptError, match=rf"is damaged at {place}: no key has that name"):
+            load_machine_file(path)
+    values = json.loads(FILE.to_json())
+    values["machine"]["rates"]["adam"][1]["thread"] = 3
+    path.write_text(json.dumps(values))
+    with pytest.raises(CorruptError, match=r"at machine\.rates\.adam\.1\.thread: no key"):
         load_machine_file(path)
 
 
