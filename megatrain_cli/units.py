@@ -22,6 +22,16 @@ def show_count(count: int) -> str:
     return str(count)
 
 
+def show_rate(per_second: float) -> str:
+    """A number a second in plain digits, three of them where there are fewer: `11106`, `0.0878`."""
+    return f"{per_second:.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
+def show_seconds(seconds: float) -> str:
+    """Seconds to three digits, `0.0308 s`; from a thousand on as `show_duration` has them."""
+    return f"{seconds:.3g} s" if seconds < 999.5 else show_duration(seconds)
+
+
 def round_up(value: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple

@@ -187,7 +187,7 @@ class Bench:
                     resident = max(resident, host_bytes())
                 engine.lanes.drain()
                 plan, gpu_peak = engine.plan, gpu_peak_bytes()
-                expected = forecast(plan, spec, self._steps, None)
+                expected = forecast(plan, spec, self._steps)
         timed = records[min(WARM_UP_STEPS, len(records) - 1) :]
         seconds = statistics.median(record.seconds for record in timed)
         # The kernel counts both a little late, each by itself (proc(5)).

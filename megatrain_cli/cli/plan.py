@@ -198,9 +198,9 @@ def plan(
             f"--schedule lists up to {_LISTED_PASSES} passes through a layer, and a step of this "
             f"run has {passes}: leave it out, or ask for fewer rows"
         )
-    train, saves = loaded.config.train, loaded.config.checkpoint
+    asked = loaded.config
     expected = forecast(
-        run_plan, skeleton.spec, train.max_steps, saves.save_steps, loaded.config.eval
+        run_plan, skeleton.spec, asked.train.max_steps, asked.checkpoint, asked.eval
     )
     remedies = price(loaded.config, skeleton, run_plan)
     starving = starving_slabs(skeleton, run_plan)

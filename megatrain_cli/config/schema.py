@@ -182,8 +182,8 @@ class OptimizerSection(Section):
     update: Literal["auto", "deferred", "eager"] = "auto"
     """When layers are updated: `deferred` after backward, `eager` during it (no clipping)."""
     threads: Workers | Literal["auto"] = "auto"
-    """CPU threads of the optimizer; `auto` is every usable core, less one beside a GPU, less four
-    more where there are 16 or more and the store is not page-locked."""
+    """CPU threads of the optimizer; `auto` is every usable core. Beside a GPU it is one less, and
+    five less where there are 16 cores or more and the store is not page-locked."""
 
 
 class ScheduleSection(Section):

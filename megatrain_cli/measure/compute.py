@@ -12,8 +12,8 @@ from megatrain_cli.plan.rates import IssueCost
 
 LayerCall = Callable[..., object]
 
-# Issued one by one, each when the device has nothing to do: for longer than the optimizer takes to
-# update what it has at once, as it needs Python's lock where it begins anew.
+# Issued one by one, each forward when the device has nothing to do: for longer than the optimizer
+# takes to update what it has at once, as it needs Python's lock where it begins anew.
 _ISSUED = 25
 
 # Calls in a row, so that issuing them from Python is hidden behind computing.
@@ -119,7 +119,7 @@ def measure_issue(
 
 
 def measure_cpu_layer(layer: Layer, stopwatch: Stopwatch, budget: float) -> float:
-    """The same of all cores that torch uses."""
+    """Operations a second of all cores that torch uses, counted as `measure_layer` does."""
     work = partial(layer.run, layer.module)
     return layer.flops / stopwatch.median(partial(stopwatch.seconds_of, work), budget)
 

@@ -32,7 +32,7 @@ from megatrain_cli.measure.memory import measure_copy, measure_read
 from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.model.backward import wake_backward
 from megatrain_cli.optim.crew import optimizer_cores
-from megatrain_cli.plan.decide import COPY_THREADS, optimizer_threads
+from megatrain_cli.plan.decide import copy_threads, optimizer_threads
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.machine_file import VERSION, MachineFile
 from megatrain_cli.plan.rates import (
@@ -203,7 +203,7 @@ class _Work:
             )
 
     def _compute(self, device: torch.device) -> tuple[ComputeRates, Callable[[], IssueCost]]:
-        """Rates, and what measures again how long issuing the fastest form of the layer takes."""
+        """Rates, and what measures issuing once more: of the compiled layer, where there is one."""
         watch, amounts = self.stopwatch, self.amounts
         matmul = measure_matmul(device, amounts.matmul_size, watch, _MATMUL)
         wake_backward(device)
@@ -238,7 +238,8 @@ class _Work:
         with busy(copies=False):
             beside = issue()
         with busy(copies=True):
-            [copy] = measure_copy(amounts.copy_bytes, (COPY_THREADS,), watch, _BESIDE, pin=True)
+            packers = (copy_threads(self.machine),)
+            [copy] = measure_copy(amounts.copy_bytes, packers, watch, _BESIDE, pin=True)
         longer = (beside.forward + beside.backward) / (alone.forward + alone.backward)
         return BesideOptimizer(copy_to_pinned=copy.rate, issuing=max(1.0, longer))
 

@@ -32,7 +32,7 @@ PASS_TOKENS = 32768
 # Of a pageable store, to pack weights and to take gradients in. One core copies 5 to 7 GB/s and RAM
 # ends at 23 to 47 (H200 machine, 16 cores): four give most of that, and more would take RAM
 # bandwidth and cores from the optimizer, which runs beside them.
-COPY_THREADS = 4
+_COPY_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -225,8 +225,13 @@ def optimizer_threads(machine: MachineSpec, *, copies: bool) -> int:
     """
     if not machine.has_cuda:
         return machine.num_cores
-    packers = COPY_THREADS if copies and machine.num_cores // 4 >= COPY_THREADS else 0
+    packers = _COPY_THREADS if copies and machine.num_cores // 4 >= _COPY_THREADS else 0
     return max(1, machine.num_cores - 1 - packers)
+
+
+def copy_threads(machine: MachineSpec) -> int:
+    """Of each pool that copies within host memory: what packs, and what takes gradients in."""
+    return min(_COPY_THREADS, max(1, machine.num_cores - 1))
 
 
 def attention_of(config: TrainConfig) -> str:

@@ -17,7 +17,7 @@ from megatrain_cli.plan.remedies import advise, device_ways, host_ways
 from megatrain_cli.plan.tiles import DTYPE_BYTES
 from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, has_room, verdict_line
 from megatrain_cli.plan.warnings import warnings_of
-from megatrain_cli.units import GIB, show_bytes, show_count
+from megatrain_cli.units import GIB, show_bytes, show_count, show_rate, show_seconds
 
 # What `activations: auto` leaves free, of RAM and of the device, for whatever else may come.
 SPARE_BYTES = 1 * GIB
@@ -309,17 +309,15 @@ def _speed(
     """What was measured, as far as a step depends on it."""
     if machine.rates is None or bounds is None:
         return (("step takes", machine.rates_note),)
-    parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in bounds.parts.items())
-    at_best = f"{bounds.tokens / bounds.floor:.4g} tokens/s"
+    parts = ", ".join(f"{name} {show_seconds(s)}" for name, s in bounds.parts.items())
+    at_best = f"{show_rate(bounds.tokens / bounds.floor)} tokens/s"
     if bounds.compute is None:
         at_best += ", compute not measured"
     else:
         at_best += f", {bounds.flops / bounds.floor / 1e12:.3g} TFLOPS"
+    floor = show_seconds(bounds.floor)
     lines = [
-        (
-            "step takes",
-            f"at least {bounds.floor:.3g} s with full rows ({at_best}): {bounds.binds} binds",
-        ),
+        ("step takes", f"at least {floor} with full rows ({at_best}): {bounds.binds} binds"),
         ("bounds", parts),
     ]
     target = config.pipeline.target_pcie_utilization

@@ -10,11 +10,11 @@ from pydantic import AfterValidator, Field
 # The annotations refuse what no measurement gives, where a file is read: sums, products and
 # quotients of these stay finite.
 Count = Annotated[int, Field(ge=0, le=2**62)]
-LAYER_WIDTH = 2048
-"""Hidden size of the decoder layer that is measured."""
-
 Rate = Annotated[float, Field(ge=1, le=1e20, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+LAYER_WIDTH = 2048
+"""Hidden size of the decoder layer that is measured on a GPU."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from megatrain_cli.pipeline.schedule import build_schedule
 from megatrain_cli.pipeline.shape import PipelineShape
 from megatrain_cli.pipeline.slabs import SlabPool
 from megatrain_cli.pipeline.verify import check_evaluation, check_schedule
-from megatrain_cli.plan.decide import COPY_THREADS, Decisions, attention_of, can_be_compiled
+from megatrain_cli.plan.decide import Decisions, attention_of, can_be_compiled, copy_threads
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.probe.machine import probe_machine, with_rates
@@ -205,13 +205,12 @@ def build_executor(
     with ExitStack() as stack:  # what is page-locked is unlocked if a later part finds no room
         buffers = Buffers(ops, shape, skeleton.layouts, max_elements, dtype, device)
         stack.callback(buffers.close)
-        copy_threads = min(COPY_THREADS, max(1, plan.machine.num_cores - 1))
-        pool = CopyPool(copy_threads)
+        pool = CopyPool(copy_threads(plan.machine))
         stack.callback(pool.close)
         gateway, slabs = None, None
         if on_gpu and not d.pin_store:
             chunk_bytes = chunk_bytes_for(plan.machine.rates, d.target_utilization)
-            packers = CopyPool(copy_threads)
+            packers = CopyPool(copy_threads(plan.machine))
             stack.callback(packers.close)
             gateway = Gateway(largest * dtype.itemsize, packers, chunk_bytes=chunk_bytes)
             stack.callback(gateway.close)

@@ -75,7 +75,7 @@ def measured_beside_planned(
     if plan.machine.has_cuda:
         figures.append(Compared("GPU memory", plan.device_bytes, gpu_peak_bytes()))
     if step_seconds:
-        expected = forecast(plan, spec, None, None)
+        expected = forecast(plan, spec, None)
         planned = None if expected is None else expected.step_seconds
         middle = median(step_seconds[1:] or step_seconds)
         figures.append(Compared("a step", planned, middle, is_bytes=False))

@@ -38,8 +38,8 @@ def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
     show_rows(rows, console)
     plan = with_rows(config, skeleton, plan, rows)
     console.plan(plan)
-    saves = config.checkpoint.save_steps
-    expected = forecast(plan, skeleton.spec, rows.total_steps, saves, config.eval)
+    spec, steps = skeleton.spec, rows.total_steps
+    expected = forecast(plan, spec, steps, config.checkpoint, config.eval)
     for line in expected.lines() if expected else ():
         console.note(line)
     refuse_what_does_not_fit(plan)

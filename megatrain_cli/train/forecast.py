@@ -3,20 +3,20 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from megatrain_cli.config.schema import EvalSection
+from megatrain_cli.config.schema import CheckpointSection, EvalSection
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.pipeline.forecast import Seconds, Timeline, play, play_in_turn
 from megatrain_cli.pipeline.gateway import chunk_bytes_for
 from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.plan.cost import flops_of, speed_of
-from megatrain_cli.plan.decide import COPY_THREADS
+from megatrain_cli.plan.decide import copy_threads
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.plan.rates import IssueCost, LinkRate, MachineRates, ThreadRate, rate_at
 from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.plan.tiles import DTYPE_BYTES
 from megatrain_cli.train.assemble import evaluation_of, schedule_of
 from megatrain_cli.train.cpu_costs import CpuCosts
-from megatrain_cli.units import show_duration
+from megatrain_cli.units import show_duration, show_rate, show_seconds
 
 # Of an op that moves a few bytes and waits for nothing: what it takes to issue it.
 _ISSUE_SECONDS = 1e-4
@@ -46,7 +46,8 @@ class Forecast:
         tflops: 6 x parameters that a token meets x tokens.
         save_seconds: One checkpoint's writing; None where the disk was not measured.
         stall_seconds: Of it, what training waits for: all that the pool cannot take and one step
-            cannot hide; on the CPU all of it, as the cores that compute also write.
+            cannot hide; all of it where `async_save` is off, and on the CPU, as the cores that
+            compute also write.
         eval_seconds: One evaluation; None where there is none, or its rows are not known.
         run_seconds: All steps, what saves hold up, and evaluations whose rows are known; None where
             the number of steps depends on the data.
@@ -64,15 +65,14 @@ class Forecast:
 
     def lines(self) -> list[str]:
         """For people, a line a fact."""
-        rate = f"{self.tokens_per_second:.0f} tokens/s, {self.tflops:.3g} TFLOPS"
-        parts = (
-            f"{self.forward_seconds:.3g} s until the loss, {self.backward_seconds:.3g} s after it"
-        )
-        found = [f"a step takes about {self.step_seconds:.3g} s ({rate}): {parts}"]
-        if self.save_seconds is not None:
+        rate = f"{show_rate(self.tokens_per_second)} tokens/s, {self.tflops:.3g} TFLOPS"
+        forward, backward = show_seconds(self.forward_seconds), show_seconds(self.backward_seconds)
+        parts = f"{forward} until the loss, {backward} after it"
+        found = [f"a step takes about {show_seconds(self.step_seconds)} ({rate}): {parts}"]
+        if self.save_seconds is not None and self.stall_seconds is not None:
             found.append(
-                f"a checkpoint takes about {self.save_seconds:.3g} s to write, of which training "
-                f"waits {self.stall_seconds:.3g} s"
+                f"a checkpoint takes about {show_seconds(self.save_seconds)} to write, of which "
+                f"training waits {show_seconds(self.stall_seconds)}"
             )
         if self.eval_seconds is not None:
             found.append(f"an evaluation takes about {show_duration(self.eval_seconds)}")
@@ -89,7 +89,7 @@ def forecast(
     plan: RunPlan,
     spec: ModelSpec,
     max_steps: int | None,
-    save_steps: int | None,
+    saved: CheckpointSection | None = None,
     evaluated: EvalSection | None = None,
 ) -> Forecast | None:
     """Play the plan's schedule with the machine's rates; None where compute was not measured.
@@ -98,7 +98,7 @@ def forecast(
         plan: Of the run.
         spec: Its model.
         max_steps: Of the run; None where epochs are counted.
-        save_steps: Steps between checkpoints; None for one at the end.
+        saved: When checkpoints are written, and whether training goes on meanwhile.
         evaluated: When the run is evaluated, if it has rows for that.
     """
     timeline, rates = timeline_of(plan, spec), plan.machine.rates
@@ -108,20 +108,20 @@ def forecast(
     step = timeline.step_seconds
     loss = timeline.seconds_until_loss()
     save = stall = run = None
-    known = plan.known.rows
+    known, saves = plan.known.rows, saved or CheckpointSection()
     judged = None if known is None or not known.eval_rows else _eval_seconds(plan, spec, known)
     if max_steps is None and known is not None:
         max_steps = known.total_steps
     if rates.disk is not None:
         save = plan.checkpoint_bytes / rates.disk.write
         pooled = d.pool_bytes / plan.checkpoint_bytes
-        stall = max(0.0, save * (1 - pooled) - step)
-        if not plan.machine.has_cuda:
-            # Products wait for all cores, and one of them writes.
-            stall = save
+        # On the CPU products wait for all cores, and one of them writes.
+        hides = saves.async_save and plan.machine.has_cuda
+        stall = max(0.0, save * (1 - pooled) - step) if hides else save
     if max_steps is not None:
-        saves = max_steps // save_steps if save_steps else 0
-        run = max_steps * step + saves * (stall or 0.0) + (save or 0.0)
+        # The one at the end is waited for, whether or not it is its turn.
+        on_the_way = (max_steps - 1) // saves.save_steps if saves.save_steps else 0
+        run = max_steps * step + on_the_way * (stall or 0.0) + (save or 0.0)
         run += (judged or 0.0) * _evaluations(evaluated or EvalSection(), max_steps)
     return Forecast(
         step_seconds=step,
@@ -261,11 +261,13 @@ class _Durations:
         return max(seconds, packing)
 
     def _shared(self, rates: Sequence[ThreadRate]) -> float:
-        """Bytes a second of one pool of copying threads while the other copies too.
+        """Bytes a second of one pool of copying threads; beside a GPU the other copies too.
 
         Weights are packed and gradients taken in at the same time: in backward.
         """
-        return rate_at(rates, 2 * COPY_THREADS) / 2
+        machine = self._plan.machine
+        pools = 2 if machine.has_cuda else 1
+        return rate_at(rates, pools * copy_threads(machine)) / pools
 
     @property
     def _in_ram(self) -> float:

@@ -138,7 +138,7 @@ def _priced(
 
 
 def _step_seconds(plan: RunPlan, skeleton: Skeleton) -> float | None:
-    found = forecast(plan, skeleton.spec, None, None)
+    found = forecast(plan, skeleton.spec, None)
     return None if found is None else found.step_seconds
 
 

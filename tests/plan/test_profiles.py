@@ -3,7 +3,7 @@
 import pytest
 
 from megatrain_cli.errors import ConfigError
-from megatrain_cli.plan.decide import COPY_THREADS
+from megatrain_cli.plan.decide import copy_threads
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.profiles import find_profile, known_profiles
 from megatrain_cli.plan.rates import rate_at
@@ -68,7 +68,7 @@ def test_no_rate_of_a_profile_is_above_what_its_parts_are_stated_to_reach(name: 
     assert 2 * rates.copy[-1].rate < 0.85 * ram * 1e9  # a copy reads and writes
     assert rates.read[-1].rate < 0.85 * ram * 1e9
     assert rates.beside is not None
-    assert rates.beside.copy_to_pinned < rate_at(rates.copy, COPY_THREADS)
+    assert rates.beside.copy_to_pinned < rate_at(rates.copy, copy_threads(there))
 
 
 def test_a_plan_says_which_kind_of_numbers_it_used() -> None:

@@ -204,7 +204,7 @@ def test_a_plan_of_many_layers_is_drawn_whole(layers: int) -> None:
     machine = replace(GPU, rates=RATES, host_bytes=8 << 30, device_bytes=4 << 30)
     spec = make_spec(layers=layers, hidden=512)
     plan = plan_for(spec, machine, sections, can_pin=False)  # with slabs, so that all lanes work
-    drawn = draw_plan("some-model", spec, plan, forecast(plan, spec, 1, None))
+    drawn = draw_plan("some-model", spec, plan, forecast(plan, spec, 1))
     picture = Picture(drawn)
     picture.check()
     words = [box.words for box in picture.texts()]

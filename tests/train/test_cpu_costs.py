@@ -71,7 +71,7 @@ def test_logits_that_need_new_memory_pay_for_six_blocks_in_bf16() -> None:
 
 def test_on_the_cpu_training_waits_for_all_of_a_save() -> None:
     spec = make_spec(hidden=64)
-    found = forecast(plan_for(spec, _MACHINE, _ONE), spec, 10, 1)
+    found = forecast(plan_for(spec, _MACHINE, _ONE), spec, 10)
     assert found is not None
     assert found.save_seconds
     assert found.stall_seconds == found.save_seconds

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.config.schema import CheckpointSection, TrainConfig
 from megatrain_cli.model.discover import make_skeleton
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.plan.machine import MachineSpec
@@ -54,6 +54,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+SAVES = CheckpointSection(save_steps=100)
+
 EAGER: dict[str, Any] = {
     "optimizer": {"update": "eager", "max_grad_norm": None},
     "pipeline": {"staging_buffers": 36, "grad_slabs": 8},
@@ -128,7 +130,7 @@ def planned(
 
 
 def of(size: str, plan: RunPlan) -> Forecast:
-    found = forecast(plan, skeleton_of(size).spec, 1000, 100)
+    found = forecast(plan, skeleton_of(size).spec, 1000, SAVES)
     assert found is not None
     return found
 
@@ -186,14 +188,37 @@ def test_a_run_takes_its_steps_and_what_saves_hold_up() -> None:
     pooled = plan.decisions.pool_bytes / plan.checkpoint_bytes
     assert found.stall_seconds == found.save_seconds * (1 - pooled) - found.step_seconds
     rest = found.run_seconds - 1000 * found.step_seconds
-    assert rest == pytest.approx(10 * found.stall_seconds + found.save_seconds)
+    # The tenth is the one at the end, and waited for.
+    assert rest == pytest.approx(9 * found.stall_seconds + found.save_seconds)
     assert "of which training waits" in "\n".join(found.lines())
+
+
+def test_training_waits_for_all_of_a_save_that_is_not_asynchronous() -> None:
+    asked = {"checkpoint": {"async_save": False}}
+    plan, spec = planned("3b", 8, 1024, 5e9, asked), skeleton_of("3b").spec
+    found = forecast(plan, spec, 1000, CheckpointSection(save_steps=100, async_save=False))
+    assert found is not None
+    assert found.save_seconds
+    assert found.run_seconds is not None
+    assert found.stall_seconds == found.save_seconds
+    rest = found.run_seconds - 1000 * found.step_seconds
+    assert rest == pytest.approx(10 * found.save_seconds)
+
+
+def test_a_slow_step_is_told_in_figures_that_say_something() -> None:
+    plan, spec = planned("3b", 8, 1024, 5e9, {}), skeleton_of("3b").spec
+    found = forecast(plan, spec, None)
+    assert found is not None
+    slow = replace(found, step_seconds=4000.0, forward_seconds=999.0, tokens_per_second=0.0125)
+    first = slow.lines()[0]
+    assert first.startswith("a step takes about 67 min (0.0125 tokens/s, ")
+    assert "999 s until the loss" in first
 
 
 def test_nothing_is_forecast_where_nothing_was_measured() -> None:
     spec = make_spec()
-    assert forecast(plan_for(spec, GPU), spec, 10, None) is None
+    assert forecast(plan_for(spec, GPU), spec, 10) is None
     rates = machine(5e9).rates
     assert rates is not None
     without = replace(GPU, rates=replace(rates, compute=None))
-    assert forecast(plan_for(spec, without), spec, 10, None) is None
+    assert forecast(plan_for(spec, without), spec, 10) is None

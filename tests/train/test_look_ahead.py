@@ -26,7 +26,7 @@ from megatrain_cli.train.compare import BYTES_OVER, BYTES_UNDER
 from megatrain_cli.train.forecast import forecast
 from megatrain_cli.train.rows import load_rows
 from tests.plan.small import CPU, GPU, RATES, layouts_of, make_config, make_spec, plan_for
-from tests.train.test_forecast import planned, skeleton_of
+from tests.train.test_forecast import SAVES, planned, skeleton_of
 from tests.train.workspace import make_workspace
 
 OVERRIDES = ["data.max_length=4096"]
@@ -134,7 +134,7 @@ def test_an_evaluation_is_timed_and_counted() -> None:
     known = replace(plan.known, rows=RowFacts(8192, 8192.0, 0, 80, 1000))
     plan = replace(plan, known=known)
     asked = make_config({"eval": {"steps": 300, "at_start": True}}).eval
-    found, without = (forecast(plan, spec, 1000, 100, e) for e in (asked, None))
+    found, without = (forecast(plan, spec, 1000, SAVES, e) for e in (asked, None))
     assert found is not None
     assert without is not None
     assert found.eval_seconds is not None
@@ -173,7 +173,7 @@ def test_the_cpu_does_one_thing_after_the_other() -> None:
     bounds = plan.bounds
     assert bounds is not None
     assert bounds.compute is not None
-    found = forecast(plan, spec, 10, None)
+    found = forecast(plan, spec, 10)
     assert found is not None
     assert found.step_seconds >= bounds.compute + bounds.adam
     half = RowFacts(64, 32.0, 0, 0, 10)  # rows are half as long as they may be
@@ -192,7 +192,7 @@ def test_a_row_of_a_new_length_takes_longer_until_kernels_are_there() -> None:
         known = Known(rows=RowFacts(64, 32.0, 0, 0, steps, lengths))
         plan = make_plan(config, spec, layouts_of(spec), machine, known)
         assert plan.decisions.num_micro_batches == 1
-        found = forecast(plan, spec, None, None)
+        found = forecast(plan, spec, None)
         assert found is not None
         return found.step_seconds
 

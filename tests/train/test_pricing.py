@@ -41,7 +41,7 @@ def test_each_remedy_is_what_planning_with_it_says(measured: bool) -> None:
         assert remedy.host_freed == plan.host_bytes - then.host_bytes
         assert remedy.device_freed == plan.device_bytes - then.device_bytes
         assert remedy.verdict == then.verdict
-        expected = forecast(then, skeleton.spec, None, None)
+        expected = forecast(then, skeleton.spec, None)
         assert remedy.step_seconds == (expected.step_seconds if expected else None)
         assert remedy.host_freed > 0 or remedy.device_freed > 0
         assert (remedy.more_seconds is None) is not measured
