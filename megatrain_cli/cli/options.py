@@ -68,9 +68,14 @@ def read_config(path: Path, words: Sequence[str] | None) -> "LoadedConfig":
         raise typer.BadParameter(f"the config file comes first, before `{path}`")
     loaded = load_config(path, parse_overrides(words))
     check_paths(loaded)
+    say_notes(loaded)
+    return loaded
+
+
+def say_notes(loaded: "LoadedConfig") -> None:
+    """Say what was set and has no effect."""
     for note in loaded.notes:
         typer.echo(f"note: {note}", err=True)
-    return loaded
 
 
 def set_environment(device: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megatrain_cli.cli.options import AsJson, Overrides, parse_overrides, read_config
+from megatrain_cli.cli.options import AsJson, Overrides, parse_overrides, read_config, say_notes
 from megatrain_cli.errors import StorageError
 from megatrain_cli.units import show_count
 
@@ -54,6 +54,7 @@ def read_request(
         f"train: {{output_dir: run, {'' if counted else 'num_epochs: 1'}}}\n"
     )
     loaded = parse_config(text, Path(f"--model {model}"), overrides, Path.cwd())
+    say_notes(loaded)
     return replace(loaded, explicit=frozenset(word.partition("=")[0] for word in loaded.overrides))
 
 

@@ -57,6 +57,13 @@ def test_a_known_model_on_a_known_machine_needs_nothing_else(plan: Plan) -> None
     assert "model.path" not in out  # nobody set it
 
 
+def test_keys_without_effect_are_said_as_they_are_of_a_config(plan: Plan) -> None:
+    on = ("--model", "Qwen2.5-3B", "--tokens", "1x64", "--machine", "h200-128gb")
+    code, _, err = plan(*on, "store.memory=pinned", "pipeline.device=cpu")
+    assert code == 0
+    assert err == "note: store.memory: has no effect on the CPU: nothing is copied to a device\n"
+
+
 def test_what_does_not_fit_gets_priced_remedies_by_cost(plan: Plan) -> None:
     on = ("--model", "qwen2.5-7b", "--tokens", "8x1024", "--machine", "rtx3090-64gb")
     code, out, _ = plan(*on, "--json")
