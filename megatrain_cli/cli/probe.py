@@ -9,6 +9,31 @@ import typer
 from megatrain_cli.cli.options import AsJson
 from megatrain_cli.errors import ConfigError
 
+# Of a file that `probe` wrote, more than enough to know it by.
+_HEAD_BYTES = 4096
+
+
+def _what_is_there(path: Path) -> str | None:
+    """Why what is at `path` must not be replaced; None where nothing speaks against it.
+
+    Asked before a minute is spent on measuring. A file that was damaged may still be ours.
+    """
+    from megatrain_cli.config.paths import is_folder
+
+    if is_folder(path):
+        return "is a folder, wanted a file"
+    try:
+        if not path.exists():
+            return None
+        if not path.is_file():  # a renamed file would take the place of `/dev/null`
+            return "is no ordinary file"
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return None  # saving says why it cannot be written
+    ours = not head.strip() or b'"fingerprint"' in head
+    return None if ours else "holds something else than a machine and is left as it is"
+
 
 def probe(
     out: Annotated[
@@ -43,8 +68,11 @@ def probe(
     path = out or default_path()
     if path is None:
         raise ConfigError("There is no home folder to write to: name a file with `--out`.")
-    if is_folder(path):
-        raise typer.BadParameter(f"--out: `{path}` is a folder, wanted a file")
+    taken = _what_is_there(path)
+    if taken is not None and out is None:
+        raise ConfigError(f"{path} {taken}. Remove it, or name another place with `--out`.")
+    if taken is not None:
+        raise typer.BadParameter(f"--out: `{path}` {taken}")
     if device != "cpu":
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in `train`
     from megatrain_cli.measure import machine

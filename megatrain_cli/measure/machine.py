@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from megatrain_cli.errors import DeviceError, StorageError
+from megatrain_cli.errors import DeviceError, PlanError, StorageError
 from megatrain_cli.measure.adam import busy_optimizer, measure_adam
 from megatrain_cli.measure.amounts import TOTAL_SECONDS, Amounts, thread_counts
 from megatrain_cli.measure.compute import (
@@ -81,7 +81,7 @@ def measure_machine(
     Raises:
         DeviceError: A GPU was asked for that is not there.
     """
-    machine = probe_machine(device)
+    machine = probe_machine(device, key="--device")
     work = _Work(
         machine,
         amounts.within(machine.host_bytes),
@@ -248,7 +248,7 @@ class _Work:
         self.say(what)
         try:
             return measure()
-        except (DeviceError, StorageError, torch.OutOfMemoryError) as error:
+        except (DeviceError, PlanError, StorageError, torch.OutOfMemoryError) as error:
             self._note(f"{what}: not measured: {str(error).splitlines()[0]}")
             return None
 

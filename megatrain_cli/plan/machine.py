@@ -22,6 +22,7 @@ class MachineSpec:
         device_bytes: Device memory free at this moment; 0 on the CPU.
         rates: As `megatrain probe` measured them; None where it has not, on this machine.
         rates_note: Where there are none, why, and what to do.
+        rates_doubt: Where there are some, why they may not hold now; empty if nothing says so.
         origin: Where the numbers come from, for another machine than the one at hand.
         program_bytes: Resident set of this process before it took anything for a run; 0 where that
             is not known.
@@ -35,6 +36,7 @@ class MachineSpec:
     device_bytes: Count = 0
     rates: MachineRates | None = None
     rates_note: str = "run `megatrain probe` to see seconds"
+    rates_doubt: str = ""
     origin: str = ""
     program_bytes: Count = 0
 

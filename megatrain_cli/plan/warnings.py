@@ -22,6 +22,7 @@ def warnings_of(
         _lone_slab(decisions),
         _kept_layers(config, decisions),
         _crowded_cores(decisions, machine),
+        machine.rates_doubt or None,
     )
     return tuple(line for line in found if line is not None)
 

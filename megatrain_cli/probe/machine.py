@@ -14,11 +14,12 @@ from megatrain_cli.probe.facts import fingerprint
 from megatrain_cli.probe.peaks import host_resident_bytes
 
 
-def probe_machine(device: str = "auto") -> MachineSpec:
+def probe_machine(device: str = "auto", key: str = "pipeline.device") -> MachineSpec:
     """The machine at hand.
 
     Args:
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        key: Where that was asked for, for the message.
 
     Raises:
         DeviceError: A GPU was asked for that is not there.
@@ -31,7 +32,7 @@ def probe_machine(device: str = "auto") -> MachineSpec:
     index = int(device.partition(":")[2] or 0)
     if index >= count:
         raise DeviceError(
-            f"pipeline.device is {device} and torch {torch.__version__} sees {count} CUDA "
+            f"{key} is {device} and torch {torch.__version__} sees {count} CUDA "
             "device(s). Use `cpu`, or a torch build and a driver for your GPU."
         )
     free, _ = torch.cuda.mem_get_info(index)
@@ -77,4 +78,11 @@ def with_rates(machine: MachineSpec) -> MachineSpec:
                 "`megatrain probe`"
             ),
         )
-    return replace(machine, rates=file.machine.rates)
+    measured = file.machine.num_cores
+    doubt = ""
+    if measured != machine.num_cores:
+        doubt = (
+            f"`megatrain probe` measured with {measured} usable cores and {machine.num_cores} are "
+            "usable now, so seconds may be far from these; run it again"
+        )
+    return replace(machine, rates=file.machine.rates, rates_doubt=doubt)

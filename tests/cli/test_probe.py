@@ -1,6 +1,7 @@
 """`megatrain probe` end to end on tiny sizes, and `plan` with what it wrote."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,46 @@ def test_wrong_usage_is_refused_before_anything_is_measured(
     code, out, err = megatrain("probe", *words)
     assert (code, out) == (2, "")
     assert said in " ".join(err.split())
+
+
+def test_what_is_no_machine_file_is_left_as_it_is(megatrain: Runner, tmp_path: Path) -> None:
+    """A rename would put a file in the place of `/dev/null`, too."""
+    (tmp_path / "config.yaml").write_text("model: {path: model}\n")
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (
+        ("config.yaml", "holds something else than a machine and is left as it is"),
+        ("pipe", "is no ordinary file"),
+    ):
+        before = (tmp_path / name).stat()
+        code, out, err = megatrain("probe", "--device", "cpu", "--out", name)
+        assert (code, out) == (2, "")
+        assert f"--out: `{name}` {said}" in " ".join(err.split())
+        after = (tmp_path / name).stat()
+        assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize("before", ["", "whole", "damaged"])
+def test_an_empty_file_and_one_of_a_machine_are_replaced(
+    megatrain: Runner, tmp_path: Path, before: str
+) -> None:
+    path = tmp_path / "m.json"
+    text = measured_file(GPU, Fingerprint("Other", 3, 5, GPU.device_name, "1")).to_json()
+    path.write_text({"": "", "whole": text, "damaged": text[:-40]}[before])
+    assert megatrain("probe", "--device", "cpu", "--out", path)[0] == 0
+    file = load_machine_file(path)
+    assert file is not None
+    assert file.fingerprint.gpu == ""
+
+
+def test_a_folder_where_plan_looks_is_told_before_anything_is_measured(megatrain: Runner) -> None:
+    place = default_path()
+    assert place is not None
+    place.mkdir(parents=True)
+    code, out, err = megatrain("probe", "--device", "cpu")
+    assert (code, out) == (1, "")
+    assert err == (
+        f"{place} is a folder, wanted a file. Remove it, or name another place with `--out`.\n"
+    )
 
 
 def test_what_was_measured_is_shown_where_it_cannot_be_saved(

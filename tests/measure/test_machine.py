@@ -10,9 +10,11 @@ import torch
 from megatrain_cli.errors import DeviceError
 from megatrain_cli.measure.amounts import FULL, Amounts
 from megatrain_cli.measure.link import measure_link
-from megatrain_cli.measure.machine import measure_machine
+from megatrain_cli.measure.machine import _Work, measure_machine
 from megatrain_cli.measure.stopwatch import Stopwatch
+from megatrain_cli.store.arena import Arena
 from megatrain_cli.units import MIB
+from tests.plan.small import CPU
 
 TINY = Amounts(
     link_bytes=(1 << 16, 1 << 18),
@@ -55,6 +57,15 @@ def test_a_disk_that_refuses_is_a_note_and_the_rest_goes_on(tmp_path: Path) -> N
     [note] = file.notes
     assert note.startswith(f"the disk: not measured: {tmp_path / 'none'}: No such file")
     assert said[-1] == f"note: {note}"
+
+
+def test_memory_that_the_system_does_not_give_is_a_note(tmp_path: Path) -> None:
+    said: list[str] = []
+    work = _Work(CPU, TINY, tmp_path, said.append, Stopwatch(30.0))
+    assert work._try("all of it", lambda: Arena(1 << 62)) is None
+    [note] = work.notes
+    assert note.startswith("all of it: not measured: The system refused to map")
+    assert said == ["all of it", f"note: {note}"]
 
 
 def test_with_no_time_left_each_part_is_measured_once(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from megatrain_cli.errors import DeviceError
 from megatrain_cli.plan.machine_file import Fingerprint, default_path, save_machine_file
 from megatrain_cli.probe.facts import fingerprint
 from megatrain_cli.probe.machine import probe_machine, with_rates
-from tests.plan.small import CPU, RATES, measured_file
+from tests.plan.small import CPU, RATES, make_spec, measured_file, plan_for
 
 
 def test_a_machine_without_a_gpu_is_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +22,8 @@ def test_a_machine_without_a_gpu_is_a_cpu(monkeypatch: pytest.MonkeyPatch) -> No
     for asked in ("cuda", "cuda:0"):
         with pytest.raises(DeviceError, match=rf"pipeline.device is {asked} and .* 0 CUDA"):
             probe_machine(asked)
+    with pytest.raises(DeviceError, match=r"--device is cuda:3 and .* 0 CUDA"):
+        probe_machine("cuda:3", key="--device")
 
 
 def store(fingerprint: Fingerprint) -> Path:
@@ -44,6 +46,32 @@ def test_rates_of_another_machine_are_left_alone_and_said_so() -> None:
     assert found.rates_note.startswith(f"not known: {path} was measured on another machine (Other")
     assert found.rates_note.endswith("ignored, run `megatrain probe`")
     assert replace(found, rates_note=CPU.rates_note) == CPU
+
+
+def test_rates_of_other_cores_than_are_usable_now_hold_with_a_doubt() -> None:
+    store(fingerprint(CPU))
+    fewer = replace(CPU, num_cores=1)
+    found = with_rates(fewer)
+    assert found.rates == RATES
+    assert "measured with 8 usable cores and 1 are usable now" in found.rates_doubt
+    assert replace(found, rates_doubt="") == replace(fewer, rates=RATES)
+    assert found.rates_doubt in plan_for(make_spec(), found).warnings
+
+
+def test_a_file_of_another_version_stops_nothing() -> None:
+    path = store(fingerprint(CPU))
+    path.write_text(path.read_text().replace('"version": 3', '"version": 2'))
+    found = with_rates(CPU)
+    assert found.rates is None
+    assert f"{path} has version 2, and this program reads 3" in found.rates_note
+    assert "\n" not in found.rates_note
+
+
+def test_a_folder_in_the_files_place_stops_nothing() -> None:
+    path = store(fingerprint(CPU))
+    path.unlink()
+    path.mkdir()
+    assert with_rates(CPU).rates_note == f"not known: {path}: cannot be read: Is a directory"
 
 
 def test_a_damaged_file_stops_nothing() -> None:
