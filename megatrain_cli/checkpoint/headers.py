@@ -21,7 +21,8 @@ from megatrain_cli.checkpoint.places import (
     short,
 )
 from megatrain_cli.checkpoint.strict_json import check_amount
-from megatrain_cli.errors import CorruptError
+from megatrain_cli.errors import ClosedError, CorruptError
+from megatrain_cli.regular import open_file, read_file
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -85,11 +86,15 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
     Raises:
         CorruptError: The header is not one, or does not describe exactly this file.
+        ClosedError: It cannot be read.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        raw = file.read(_LENGTH_BYTES)
-        raw += file.read(header_bytes(raw, size, str(path)) - _LENGTH_BYTES)
+    try:
+        size = path.stat().st_size
+        with open_file(path) as file:
+            raw = file.read(_LENGTH_BYTES)
+            raw += file.read(header_bytes(raw, size, str(path)) - _LENGTH_BYTES)
+    except OSError as error:
+        raise ClosedError(f"{path} cannot be read: {error.strerror or error}.") from error
     header = parse_header(raw, size, str(path))
     first = header.data_start
     return {
@@ -197,6 +202,7 @@ def read_folder(folder: Path) -> tuple[WeightFile, ...]:
 
     Raises:
         CorruptError: A file is damaged, or a file or tensor of the index is missing.
+        ClosedError: A file cannot be read.
     """
     index = _read_index(folder / INDEX_NAME)
     for file in sorted(set(index.values())):
@@ -219,7 +225,10 @@ def read_folder(folder: Path) -> tuple[WeightFile, ...]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    return parse_index(path.read_bytes(), str(path)) if path.exists() else {}
+    try:
+        return parse_index(read_file(path), str(path)) if path.exists() else {}
+    except OSError as error:
+        raise ClosedError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def parse_index(raw: bytes, what: str) -> dict[str, str]:

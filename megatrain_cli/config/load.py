@@ -6,6 +6,7 @@ what comes from the command line is located as "override `key=value`".
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISDIR
@@ -25,6 +26,7 @@ from megatrain_cli.config.rules import find_idle
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.config.tree import CoreDumper, Located, TreeError, read_tree
 from megatrain_cli.errors import ConfigError
+from megatrain_cli.regular import other_kind, read_file
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,14 @@ def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
     is_rows = given.key.startswith(("data.train", "data.eval"))
     looked_at, _ = split_entry(given.resolved) if is_rows else (given.resolved, None)
     try:
-        is_folder = S_ISDIR(looked_at.stat().st_mode)
+        mode = looked_at.stat().st_mode
+        if (kind := other_kind(mode)) is not None:  # reading it might never end
+            return f"{shown} is {kind}, where a file or a folder belongs"
+        is_folder = S_ISDIR(mode)
+        if given.key == "model.path" and is_folder:
+            found = _find_other(looked_at)
+            if found is not None:
+                return f"{shown} holds {found}, which no model has; move it away"
     except (FileNotFoundError, NotADirectoryError):
         is_folder = None
     except OSError as error:  # a name too long, a folder that is closed to us, links in a circle
@@ -142,6 +151,16 @@ def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
         return None
     kind, remedy = ("file", "the model's folder") if wants_folder else ("folder", "its files")
     return f"{shown} is a {kind}; name {remedy}"
+
+
+def _find_other(model: Path) -> str | None:
+    """What lies among a model's files and is none, such as `config.json, a pipe`."""
+    for path in sorted([*model.iterdir(), *model.glob("additional_chat_templates/*")]):
+        with suppress(FileNotFoundError):  # a link that leads nowhere: whoever needs it says so
+            kind = other_kind(path.stat().st_mode)
+            if kind is not None:
+                return f"{path.relative_to(model)}, {kind}"
+    return None
 
 
 def dump_config(config: TrainConfig) -> str:
@@ -163,7 +182,7 @@ def _is_default(config: TrainConfig, key: str) -> bool:
 
 def _read_text(path: Path) -> str:
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
     except FileNotFoundError:
         resolved = "" if path.is_absolute() else f" (resolved to {path.absolute()})"
         raise ConfigError(f"{path}: there is no such config file{resolved}") from None

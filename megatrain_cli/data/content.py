@@ -8,6 +8,7 @@ import xxhash
 from megatrain_cli.data.files import show_path
 from megatrain_cli.data.source import SourceFile
 from megatrain_cli.errors import DataError
+from megatrain_cli.regular import open_file
 from megatrain_cli.units import MIB
 
 _CHUNK_BYTES = 16 * MIB
@@ -36,7 +37,7 @@ def hash_content(path: Path) -> FileContent:
     """
     digest, size, lines = xxhash.xxh3_128(), 0, 0
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
                 size += len(chunk)

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, BinaryIO, Literal, cast
 
 from megatrain_cli.errors import DataError
+from megatrain_cli.regular import open_file
 from megatrain_cli.units import KIB, MIB
 
 Kind = Literal["json", "csv", "text", "parquet", "arrow"]
@@ -125,7 +126,7 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
     """
     name = show_path(path)
     try:
-        with path.open("rb") as raw:
+        with open_file(path) as raw:
             begin = raw.read(4)
             raw.seek(0)
             if begin.startswith(_GZIP):
@@ -159,7 +160,7 @@ def open_raw(path: Path) -> Iterator[BinaryIO]:
         DataError: It cannot be read.
     """
     try:
-        with path.open("rb") as raw:
+        with open_file(path) as raw:
             yield raw
     except OSError as error:
         raise DataError(f"{show_path(path)}: cannot be read: {error.strerror or error}") from None

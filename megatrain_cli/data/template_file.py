@@ -1,8 +1,10 @@
 """The text of a chat template that a user keeps in a file."""
 
+from io import TextIOWrapper
 from pathlib import Path
 
 from megatrain_cli.errors import DataError
+from megatrain_cli.regular import open_file
 
 
 def read_template(path: Path) -> str:
@@ -12,7 +14,8 @@ def read_template(path: Path) -> str:
         DataError: It cannot be read, is not UTF-8, or is empty.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with TextIOWrapper(open_file(path), encoding="utf-8-sig") as file:
+            text = file.read()
     except OSError as error:
         raise DataError(
             f"{path}: the chat template cannot be read: {error.strerror or error}"

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from megatrain_cli.errors import ConfigError, CorruptError, IncompatibleError, StorageError
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.rates import Count
+from megatrain_cli.regular import read_file
 
 # Of the file. One with another number is refused: what its fields mean may have changed.
 VERSION = 3
@@ -143,7 +144,7 @@ def load_machine_file(path: Path | None = None) -> MachineFile | None:
     if place is None:
         return None
     try:
-        text = place.read_bytes()
+        text = read_file(place)
     except OSError as error:
         if path is None and isinstance(error, FileNotFoundError):
             return None

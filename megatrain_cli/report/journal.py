@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from megatrain_cli.errors import CorruptError, StorageError
+from megatrain_cli.regular import read_file
 from megatrain_cli.report.records import EvalRecord, StepRecord
 
 
@@ -91,7 +92,7 @@ def read_journal(path: Path) -> tuple[StepRecord, ...]:
     Raises:
         CorruptError: A line that was written whole is not a record; names the line.
     """
-    records = _records(path, path.read_bytes())
+    records = _records(path, read_file(path))
     return tuple(record for record in records if isinstance(record, StepRecord))
 
 
@@ -100,8 +101,13 @@ def read_evaluations(path: Path) -> tuple[EvalRecord, ...]:
 
     Raises:
         CorruptError: A line that was written whole is not a record; names the line.
+        StorageError: The file cannot be read.
     """
-    records = _records(path, path.read_bytes() if path.exists() else b"")
+    try:
+        raw = read_file(path) if path.exists() else b""
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}.") from error
+    records = _records(path, raw)
     return tuple(record for record in records if isinstance(record, EvalRecord))
 
 
@@ -122,7 +128,7 @@ def _records(path: Path, raw: bytes) -> Iterator[StepRecord | EvalRecord]:
 def _remove_cut_line(path: Path) -> None:
     if not path.exists():
         return
-    raw = path.read_bytes()
+    raw = read_file(path)
     if raw and not raw.endswith(b"\n"):
         with path.open("r+b") as file:
             file.truncate(raw.rfind(b"\n") + 1)

@@ -1,10 +1,7 @@
 """Small files of a run folder: after any crash they are whole, as they were or as they are now."""
 
-import errno
-import os
 from contextlib import suppress
 from pathlib import Path
-from stat import S_ISREG
 
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.names import TEMPORARY
@@ -12,19 +9,6 @@ from megatrain_cli.checkpoint.storage import make_nonce, storage_error
 from megatrain_cli.checkpoint.tree import remove_tree
 from megatrain_cli.checkpoint.write import FileWriter
 from megatrain_cli.units import MIB
-
-
-def read_file(path: Path) -> bytes:
-    """All bytes of a regular file.
-
-    Raises:
-        OSError: It cannot be read, or is a pipe or the like, which might be waited for forever.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        if not S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        return file.read()
 
 
 def replace_file(fs: FileSystem, path: Path, data: bytes) -> None:

@@ -40,6 +40,7 @@ def evaluations_of(asked: EvalSection, rows: TrainingRows, journal: Path) -> Eva
 
     Raises:
         CorruptError: A line of the journal is no record.
+        StorageError: The journal cannot be read.
     """
     if rows.evaluation is None:
         return Evaluations(None, rows.total_steps)

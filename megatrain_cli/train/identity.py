@@ -14,7 +14,8 @@ from pathlib import Path
 from megatrain_cli import __version__
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.errors import CorruptError, IncompatibleError, StorageError
-from megatrain_cli.train.durable import read_file, replace_file
+from megatrain_cli.regular import read_file
+from megatrain_cli.train.durable import replace_file
 
 IDENTITY_NAME = "run.json"
 ATTEMPTS_NAME = "attempts.jsonl"

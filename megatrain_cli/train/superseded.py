@@ -13,7 +13,8 @@ from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.names import folder_name, step_of
 from megatrain_cli.checkpoint.storage import ensure_folder, storage_error
 from megatrain_cli.errors import CorruptError
-from megatrain_cli.train.durable import read_file, replace_file
+from megatrain_cli.regular import read_file
+from megatrain_cli.train.durable import replace_file
 
 SUPERSEDED = "superseded"
 

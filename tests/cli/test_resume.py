@@ -1,5 +1,6 @@
 """`resume`: its options, and what it says of a run that has ended."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from megatrain_cli.cli.app import app
 from megatrain_cli.errors import ConfigError, IncompatibleError
 from tests.train.saved import make_run, save_step
 from tests.train.test_folder import snapshot
+from tests.train.test_stop_at_once import unchanged
 
 
 def resume(*words: str | Path) -> Result:
@@ -37,6 +39,19 @@ def test_options_and_overrides_go_together(tmp_path: Path) -> None:
     assert resume(tmp_path, *words, *repeated).exit_code == 0
     with pytest.raises(ConfigError, match="a fork gives up nothing"):
         resume(tmp_path, "--rewind", "--fork", tmp_path / "new")
+
+
+@pytest.mark.parametrize("key", ["data.train", "data.eval"])
+def test_a_pipe_in_the_place_of_data_is_refused_and_nothing_is_changed(
+    key: str, tmp_path: Path
+) -> None:
+    make_run(tmp_path / "run", [3])
+    os.mkfifo(tmp_path / "rows.jsonl")
+    before = unchanged(tmp_path / "run")
+    change = f"{key}={tmp_path / 'rows.jsonl'}"
+    with pytest.raises(ConfigError, match=rf"{key}.*: `.*` is a pipe, where a file"):
+        resume(tmp_path / "run", change, "--allow-change", "data.train")
+    assert unchanged(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("words", [["--steps", "0"], ["--steps", "x"], ["nonsense"]])

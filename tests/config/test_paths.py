@@ -7,9 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from megatrain_cli.config.load import check_paths, dump_config, load_config
+from megatrain_cli.config.paths import PATH_KEYS
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import ConfigError
 from tests.config.conftest import Load, Problems
+from tests.others import OTHERS, make_other
 
 
 def missing(load: Load, *overrides: str) -> list[str]:
@@ -271,3 +273,30 @@ def test_the_cache_folder_need_not_be_there_and_is_no_file(tmp_path: Path) -> No
         check_paths(load_config(path, [f"data.cache_dir={folder}"]))
     with pytest.raises(ConfigError, match=r"`train\.jsonl` .* is a file; name a folder"):
         check_paths(load_config(path, ["data.cache_dir=train.jsonl"]))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_what_is_no_file_is_refused_by_name_in_every_key(
+    kind: str, load: Load, tmp_path: Path
+) -> None:
+    """Reading it might never end."""
+    make_other(kind, tmp_path / "odd.jinja")
+    make_other(kind, tmp_path / "odd.json")
+    wanted = dict.fromkeys(PATH_KEYS, "odd.jinja") | {"data.eval": "odd.json#name"}
+    found = missing(load, *(f"{key}={name}" for key, name in wanted.items()))
+    assert [line.split(": ")[1].partition("[")[0] for line in found] == list(PATH_KEYS)
+    for line in found:
+        assert line.endswith(f"is a {kind}, where a file or a folder belongs")
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("name", ["config.json", "additional_chat_templates/more.jinja"])
+def test_what_is_no_file_is_refused_among_those_of_a_model(
+    name: str, kind: str, load: Load, tmp_path: Path
+) -> None:
+    place = tmp_path / "tiny" / name
+    place.parent.mkdir(parents=True)
+    make_other(kind, place)
+    (tmp_path / "tiny" / "nowhere").symlink_to("none")
+    (problem,) = [line for line in missing(load, "model.path=tiny") if "model.path" in line]
+    assert f"holds {name}, a {kind}, which no model has; move it away" in problem

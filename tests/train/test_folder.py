@@ -71,7 +71,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name: str, tmp_path: Pa
     expected = (
         nullcontext()
         if name == "config.yaml"
-        else pytest.raises(StorageError, match="it is no regular file")
+        else pytest.raises(StorageError, match="it is a pipe, not a file")
     )
     with expected, RunFolder.reopen(tmp_path) as folder:
         folder.go_on(run_id=run_id, step=3, checkpoint_id="x", seen=1, superseded=())
