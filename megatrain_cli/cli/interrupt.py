@@ -1,4 +1,4 @@
-"""What Ctrl-C does before a run has anything to save. Imports nothing that takes long."""
+"""What signals do before a run has anything to save. Imports nothing that takes long."""
 
 import signal
 from types import FrameType
@@ -6,8 +6,15 @@ from types import FrameType
 from megatrain_cli.train.stop import leave_now
 
 
-def leave_on_interrupt() -> None:
-    """From now on an interrupt ends the process at once, unless it is ignored or seen to."""
+def settle_signals() -> None:
+    """From now on an interrupt ends the process at once, and SIGUSR1 waits for `StopRequest`.
+
+    SIGUSR1 asks for a checkpoint; schedulers send it ahead of a time limit, to every process of a
+    job and whatever it is at. Left alone it would end what has not begun to train. Blocked, it is
+    kept by the system, once, also for threads and processes that are started from here on: these
+    have the mask too, where a handler of ours would not have come with a new program.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
 

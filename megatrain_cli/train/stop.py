@@ -1,7 +1,8 @@
 """Signals: finish the step, save, leave; or save and go on. The second one ends at once.
 
 SIGINT, SIGTERM and SIGHUP ask for the end, SIGUSR1 for a checkpoint. SIGHUP that was ignored when
-the run began, as under `nohup`, stays so.
+the run began, as under `nohup`, stays so. SIGUSR1 that came before, while it was blocked
+(`settle_signals`), is noted at once; one that comes behind the run harms it no more.
 
 At once is in the handler itself. A KeyboardInterrupt would be raised wherever the main thread is by
 then: it is lost in a destructor or a callback, and where it is not, unwinding waits for the save
@@ -63,6 +64,7 @@ class StopRequest:
         self._noted_at = 0.0
         self._interrupted = False
         self._before: dict[int, object] = {}
+        self._held: set[int] = set()
 
     @property
     def seconds(self) -> float:
@@ -74,6 +76,8 @@ class StopRequest:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
         self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._ask_for_save)
+        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        self._held = blocked & {signal.SIGUSR1}
         return self
 
     def __exit__(
@@ -82,6 +86,7 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._held)
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave us
 

@@ -28,10 +28,12 @@ Leaves = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
-def _interrupts_stay_as_they_are() -> Iterator[None]:
+def _signals_stay_as_they_are() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield
     signal.signal(signal.SIGINT, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @pytest.fixture
@@ -223,14 +225,23 @@ def test_an_interrupt_ends_an_import_that_would_swallow_it(project: Path) -> Non
     assert (result.returncode, result.stderr) == (130, "Interrupted.\n")
 
 
-def test_an_interrupt_is_seen_to_before_anything_slow_is_imported() -> None:
+@pytest.mark.parametrize(
+    ("number", "end"),
+    [
+        (signal.SIGINT, (130, "", "Interrupted.\n")),
+        (signal.SIGUSR1, (0, f"megatrain {__version__}\n", "")),  # waits for a run to save
+    ],
+)
+def test_a_signal_is_seen_to_before_anything_slow_is_imported(
+    number: signal.Signals, end: tuple[int, str, str]
+) -> None:
     code = (
-        "import os, signal, sys\n"
-        "class Interrupts:\n"
+        f"import os, sys\n{HEARS}"
+        "class Sends:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name.startswith(('typer', 'megatrain_cli.cli.app')):\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupts())\n"
+        f"            os.kill(os.getpid(), {number.value})\n"
+        "sys.meta_path.insert(0, Sends())\n"
         "sys.argv = ['megatrain', '--version']\n"
         "import runpy\n"
         "runpy.run_module('megatrain_cli', run_name='__main__')\n"
@@ -238,7 +249,7 @@ def test_an_interrupt_is_seen_to_before_anything_slow_is_imported() -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (130, "Interrupted.\n")
+    assert (result.returncode, result.stdout, result.stderr) == end
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")

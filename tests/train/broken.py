@@ -1,6 +1,7 @@
 """Ways to break or stop the program in a process of its own, by name."""
 
 import os
+import signal
 import threading
 import time
 from functools import partial
@@ -16,6 +17,7 @@ from megatrain_cli.pipeline.ops import Op
 from megatrain_cli.store.clock import TileClock
 from megatrain_cli.train import attempt, preparation, watchdog
 from megatrain_cli.train.saving import Saving
+from megatrain_cli.train.warm_up import warm_up
 from megatrain_cli.train.watchdog import Watchdog
 
 LIFE = 5  # steps of a run that is killed
@@ -71,6 +73,16 @@ def warm_up_never_ends() -> None:
         _wait_for_ever()
 
     _replace(preparation, warm_up=say_and_wait)
+
+
+def warm_up_gets_a_wish() -> None:
+    """A checkpoint is asked for where kernels are settled: nothing is loaded yet."""
+
+    def wish(*args: object) -> object:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return warm_up(*args)  # type: ignore[arg-type]  # as they came
+
+    _replace(preparation, warm_up=wish)
 
 
 def loading_never_ends() -> None:

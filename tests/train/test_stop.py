@@ -68,3 +68,17 @@ def test_the_former_handler_is_back_afterwards(number: signal.Signals) -> None:
     with StopRequest():
         assert signal.getsignal(number) != before
     assert signal.getsignal(number) == before
+
+
+def test_a_wish_that_came_before_is_noted_and_one_that_comes_behind_waits() -> None:
+    wish = {signal.SIGUSR1}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, wish)
+    try:
+        signal.raise_signal(signal.SIGUSR1)
+        with StopRequest() as stop:
+            assert stop.save_wanted
+        signal.raise_signal(signal.SIGUSR1)
+        assert signal.sigpending() == wish
+        signal.sigwait(wish)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -57,6 +57,22 @@ def test_a_signal_in_the_warm_up_ends_at_once_and_the_run_can_be_started_again(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_a_wish_before_the_first_step_is_met_after_it(
+    command: str, workspace: Path, half: Path, tmp_path: Path, server: Prepared
+) -> None:
+    """As by a scheduler that warns all jobs of a time limit, whatever they are at."""
+    run = half if command == "resume" else tmp_path / "run"
+    train: list[str | Path] = ["train", workspace, f"train.output_dir={run}"]
+    args = ["resume", half, "checkpoint.save_steps=null"] if command == "resume" else train
+    child = server.run(*args, broken=[f"{BROKEN}warm_up_gets_a_wish"])
+    assert child.end() == 0, child.text
+    first, had = (3, [2]) if command == "resume" else (1, [])
+    assert checkpoints_of(run) == [f"step-{step:08d}" for step in [*had, first, 4][-2:]]
+    assert last_payloads(run) == last_payloads(workspace.parent / "whole")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [*BOTH, signal.SIGHUP])
 def test_a_signal_while_a_checkpoint_is_loaded_ends_at_once_and_changes_nothing(
     number: signal.Signals, workspace: Path, half: Path, server: Prepared
