@@ -10,7 +10,7 @@ from megatrain_cli.checkpoint.folder import OpenCheckpoint
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.hashes import check_files
 from megatrain_cli.checkpoint.resolve import is_run
-from megatrain_cli.errors import CorruptError
+from megatrain_cli.errors import ConfigError, CorruptError
 from megatrain_cli.plan.checkpoints import IO_CHUNKS
 from megatrain_cli.train.resume import ResumeRequest, decide, finished_text
 from megatrain_cli.units import show_bytes
@@ -38,7 +38,7 @@ def find_finished(
             if said is None:
                 return None
             try:
-                verify_finished(checkpoint, note)
+                verify_finished(checkpoint, request, note)
             except CorruptError as error:
                 if not is_run(request.path, fs):
                     raise
@@ -49,11 +49,14 @@ def find_finished(
                 return said
 
 
-def verify_finished(checkpoint: OpenCheckpoint, note: Callable[[str], None]) -> None:
+def verify_finished(
+    checkpoint: OpenCheckpoint, request: ResumeRequest, note: Callable[[str], None]
+) -> None:
     """Read a checkpoint whose run has ended: nothing else would before it is called so.
 
     Raises:
         CorruptError: It is not what was saved.
+        ConfigError: A fork of it is asked for, which would have nothing to do.
     """
     files = checkpoint.manifest.files
     size = show_bytes(checkpoint.manifest.bytes_total)
@@ -61,6 +64,12 @@ def verify_finished(checkpoint: OpenCheckpoint, note: Callable[[str], None]) -> 
     problems = check_files(checkpoint, (file.file for file in files), IO_CHUNKS)
     if problems:
         raise problems[0]
+    if request.fork is not None:
+        step = checkpoint.manifest.step
+        raise ConfigError(
+            f"--fork {request.fork}: {request.path} finished at step {step}, so a fork has nothing "
+            f"to do. Add `--steps M` with M above {step}, or name an earlier checkpoint."
+        )
 
 
 def find_device(

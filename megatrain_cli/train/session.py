@@ -62,7 +62,7 @@ def resume(
                     console.note(note)
                 if resumption.finished is not None:
                     try:
-                        verify_finished(resumption.checkpoint, console.note)
+                        verify_finished(resumption.checkpoint, request, console.note)
                     except CorruptError as error:
                         raise DamagedCheckpoint(resumption.checkpoint.folder, error) from error
                     console.note(f"{request.path}: {resumption.finished}")

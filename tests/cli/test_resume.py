@@ -41,6 +41,14 @@ def test_options_and_overrides_go_together(tmp_path: Path) -> None:
         resume(tmp_path, "--rewind", "--fork", tmp_path / "new")
 
 
+def test_a_fork_of_a_run_that_has_ended_asks_for_more_steps(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", [20])
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match=r"run finished at step 20.*Add `--steps M` with M above"):
+        resume(tmp_path / "run", "--fork", tmp_path / "new")
+    assert snapshot(tmp_path) == before
+
+
 @pytest.mark.parametrize("key", ["data.train", "data.eval"])
 def test_a_pipe_in_the_place_of_data_is_refused_and_nothing_is_changed(
     key: str, tmp_path: Path
