@@ -43,3 +43,13 @@ def which_to_remove(
         if not (keep_every and one.step % keep_every == 0)
         and not (one.kept or one.hinted or one.folder.name in safe)
     ]
+
+
+def which_to_prune(found: Sequence[Candidate]) -> list[Candidate]:
+    """Whole checkpoints that a full disk may cost a run: all but the newest and those with `KEEP`.
+
+    Args:
+        found: Of the run, newest first, as `candidates` of its id gives them.
+    """
+    whole = [one for one in found if one.problem is None]
+    return [one for one in whole[1:] if not one.kept]

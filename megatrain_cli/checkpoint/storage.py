@@ -78,29 +78,33 @@ def ensure_folder(fs: FileSystem, path: Path) -> bool:
     return True
 
 
-def check_room(fs: FileSystem, path: Path, need: int) -> int:
+def check_room(fs: FileSystem, path: Path, need: int, spare: int = 0) -> int:
     """Bytes that are free where `path` is or will be.
 
     Raises:
         OSError: The file system does not answer.
-        DiskFullError: Fewer than `need`.
+        DiskFullError: Fewer than `need`, with `spare` more that can be freed.
     """
     free = fs.free_bytes(_nearest(fs, path))
-    if free < need:
+    if free + spare < need:
+        more = f", and {show_bytes(spare)} in older checkpoints" if spare else ""
         raise DiskFullError(
-            f"{path} needs {show_bytes(need)} and {show_bytes(free)} is free. Make room, or write "
-            "to another disk."
+            f"{path} needs {show_bytes(need)} and {show_bytes(free)} is free{more}. Make room, or "
+            "write to another disk."
         )
     return free
 
 
-def check_storage(fs: FileSystem, checkpoints: Path, num_bytes_needed: int) -> StorageFacts:
+def check_storage(
+    fs: FileSystem, checkpoints: Path, num_bytes_needed: int, spare: int = 0
+) -> StorageFacts:
     """Find out before the first step whether a checkpoint can be written: write, sync, rename.
 
     Args:
         fs: Where.
         checkpoints: Made if it is not there. The run's lock is held.
         num_bytes_needed: Of one checkpoint.
+        spare: Of these, bytes that the run may make room for itself, or do without.
 
     Raises:
         StorageError: The folder cannot be written or synced, or has too little room.
@@ -121,7 +125,7 @@ def check_storage(fs: FileSystem, checkpoints: Path, num_bytes_needed: int) -> S
         finally:
             for path in (probe, moved):
                 remove_tree(fs, path)
-        free = check_room(fs, checkpoints, num_bytes_needed)
+        free = check_room(fs, checkpoints, num_bytes_needed, spare)
     except OSError as error:
         raise storage_error(fs, checkpoints, error, num_bytes_needed) from error
     return StorageFacts(free, writer.mode != "buffered", atomic_rename)

@@ -14,7 +14,7 @@ from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.model_files import model_files
 from megatrain_cli.checkpoint.names import TEMPLATE_NAME
 from megatrain_cli.checkpoint.remove import remove_leftovers
-from megatrain_cli.checkpoint.storage import StorageFacts, check_storage
+from megatrain_cli.checkpoint.storage import StorageFacts
 from megatrain_cli.config.load import LoadedConfig, dump_config
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import DeviceError, PlanError
@@ -36,9 +36,9 @@ from megatrain_cli.train.numerics import (
 )
 from megatrain_cli.train.position import START
 from megatrain_cli.train.resume import SAVED_CONFIG, Resumption
+from megatrain_cli.train.room import look_at_disk
 from megatrain_cli.train.rows import TrainingRows, load_rows
 from megatrain_cli.train.warm_up import warm_up
-from megatrain_cli.units import show_bytes
 
 SAVED_PLAN = "training/plan.json"
 """The plan in force, as a file of each checkpoint."""
@@ -120,14 +120,9 @@ def prepare_attempt(
         line = not_bit_exact(differences(saved, numerics_of(skeleton, plan)))
         if line is not None:
             console.note(line)
-    storage = check_storage(fs, folder.checkpoints, plan.checkpoint_bytes)
-    for name in remove_leftovers(fs, folder.checkpoints):
+    for name in remove_leftovers(fs, folder.checkpoints):  # they take the room of a checkpoint
         console.note(f"removed {name}, which a save that was cut short had left")
-    if storage.free_bytes < plan.folder_bytes:
-        console.note(
-            f"{folder.checkpoints} has {show_bytes(storage.free_bytes)} free, and all checkpoints "
-            f"that are kept at once will need up to {show_bytes(plan.folder_bytes)}."
-        )
+    storage = look_at_disk(config.checkpoint, plan, folder, resumption, console.note)
     aux = {
         **model_files(source, DTYPES[config.model.dtype], rows.stop_ids),
         **({TEMPLATE_NAME: rows.chat_template.encode()} if rows.chat_template else {}),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from megatrain_cli.checkpoint.facts import Pending
 from megatrain_cli.checkpoint.fsio import FileSystem
+from megatrain_cli.checkpoint.keep import which_to_prune
 from megatrain_cli.checkpoint.names import CHECKPOINTS
 from megatrain_cli.checkpoint.remove import remove_checkpoint
 from megatrain_cli.checkpoint.resolve import candidates
@@ -175,17 +176,13 @@ class Saving:
             )
 
     def _prune(self) -> bool:
-        """Remove all checkpoints of this run but the newest; whether there were any."""
+        """Remove what a full disk may cost this run; whether there was any."""
         run_id, fs = self.facts.start.run_id, FileSystem()
-        good = [
-            one
-            for one in candidates(self.folder.path, fs, run_id)
-            if one.problem is None and not one.kept
-        ]
-        for old in good[1:]:
-            remove_checkpoint(fs, old.folder)
-            self.console.note(f"removed {CHECKPOINTS}/{old.folder.name} to make room")
-        return len(good) > 1
+        old = which_to_prune(candidates(self.folder.path, fs, run_id))
+        for one in old:
+            remove_checkpoint(fs, one.folder)
+            self.console.note(f"removed {CHECKPOINTS}/{one.folder.name} to make room")
+        return bool(old)
 
 
 def make_saver(

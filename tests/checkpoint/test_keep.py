@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrain_cli.checkpoint.keep import which_to_remove
+from megatrain_cli.checkpoint.keep import which_to_prune, which_to_remove
 from megatrain_cli.checkpoint.manifest import Manifest
 from megatrain_cli.checkpoint.resolve import Candidate
 from tests.checkpoint.made import make_checkpoint, random_layers
@@ -122,3 +122,15 @@ def test_each_reason_to_stay_is_enough(manifest: Manifest, reason: str) -> None:
     )
     assert [one.step for one in removed] == [7]
     assert len(which_to_remove([make(manifest, 6), *found[1:]], run_id="mine", keep_last=1)) == 2
+
+
+def test_a_full_disk_costs_all_whole_ones_but_the_newest_and_those_that_are_marked(
+    manifest: Manifest,
+) -> None:
+    found = [make(manifest, step) for step in (9, 7, 6, 5)]
+    found[2] = replace(found[2], kept=True)
+    broken = make(manifest, 8, problem="broken")
+    assert which_to_prune([broken, *found]) == [found[1], found[3]]
+    marked = [replace(found[0], kept=True), *found[1:]]
+    assert which_to_prune(marked) == [found[1], found[3]]  # the newest is that, marked or not
+    assert which_to_prune(found[:1]) == which_to_prune([]) == []

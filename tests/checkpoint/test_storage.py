@@ -50,6 +50,13 @@ def test_a_disk_with_too_little_room_is_refused_with_need_and_have(tmp_path: Pat
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
+def test_room_that_the_run_can_make_itself_counts(tmp_path: Path) -> None:
+    assert check_storage(Sized(), tmp_path / "checkpoints", 9000, 4000).free_bytes == 5000
+    wanted = r"needs 8\.79 KiB and 4\.88 KiB is free, and 3\.91 KiB in older checkpoints\. Make"
+    with pytest.raises(DiskFullError, match=wanted):
+        check_storage(Sized(), tmp_path / "checkpoints", 9001, 4000)
+
+
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO])
 @pytest.mark.parametrize("name", ["make_folder", "create", "write", "sync", "sync_folder"])
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, code: int, name: str) -> None:

@@ -41,11 +41,15 @@ def train_here(config: Path, *overrides: str, said: Said | None = None) -> str:
 
 
 def resume_here(
-    run: Path, *overrides: str, steps: int | None = None, said: Said | None = None
+    run: Path,
+    *overrides: str,
+    steps: int | None = None,
+    rewind: bool = False,
+    said: Said | None = None,
 ) -> str:
     said = said or Said()
     with said.console, one_thread():
-        resume(ResumeRequest(run, tuple(overrides), steps=steps), said.console)
+        resume(ResumeRequest(run, tuple(overrides), steps=steps, rewind=rewind), said.console)
     return said.text
 
 
