@@ -105,7 +105,8 @@ def forecast(
     if timeline is None or rates is None or plan.bounds is None:
         return None
     d = plan.decisions
-    step = timeline.step_seconds
+    # Copies are played at the rates they have alone, and both ways together may be slower.
+    step = max(timeline.step_seconds, plan.bounds.floor)
     loss = timeline.seconds_until_loss()
     save = stall = run = None
     known, saves = plan.known.rows, saved or CheckpointSection()
@@ -254,7 +255,7 @@ class _Durations:
             return seconds
         packed = self._shared(self._rates.copy_to_pinned)
         if beside and self._rates.beside is not None:
-            packed = self._rates.beside.copy_to_pinned
+            packed = min(packed, self._rates.beside.copy_to_pinned)
         # Chunks are packed while others are on the link, but for the last.
         last = (num_bytes - 1) % self._chunk + 1
         packing = _PACK_SECONDS + num_bytes / packed + self._copy(last, to_host=False)
