@@ -112,7 +112,7 @@ def forecast(
     known, saves = plan.known.rows, saved or CheckpointSection()
     judged = None if known is None or not known.eval_rows else _eval_seconds(plan, spec, known)
     if max_steps is None and known is not None:
-        max_steps = known.total_steps
+        max_steps = known.steps
     if rates.disk is not None:
         save = plan.checkpoint_bytes / rates.disk.write
         pooled = d.pool_bytes / plan.checkpoint_bytes
