@@ -36,7 +36,7 @@ def config_of(name: str, asked: Sections) -> TrainConfig:
 def planned(name: str, machine: MachineSpec, asked: Sections) -> tuple[RunPlan, Forecast]:
     made = skeleton_of(name)
     plan = make_plan(config_of(name, asked), made.spec, made.layouts, machine, advised=False)
-    found = forecast(plan, made.spec, 1000, 100)
+    found = forecast(plan, made.spec, 1000)
     assert found is not None
     return plan, found
 
