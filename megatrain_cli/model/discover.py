@@ -158,6 +158,7 @@ def make_skeleton(
         max_positions=getattr(config, "max_position_embeddings", None),
         num_heads=getattr(config, "num_attention_heads", 1),
         attention_width=_attention_width(config),
+        uneven_heads=_has_uneven_heads(config),
         window=_window(config),
     )
     _refuse_empty(spec)
@@ -200,6 +201,14 @@ def _attention_width(config: PreTrainedConfig) -> int:
         return heads * (keys + values) // 2
     size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
     return heads * size
+
+
+def _has_uneven_heads(config: PreTrainedConfig) -> bool:
+    if not hasattr(config, "qk_nope_head_dim"):
+        return False
+    keys: int = config.qk_nope_head_dim + config.qk_rope_head_dim
+    values: int = config.v_head_dim
+    return keys != values
 
 
 def _window(config: PreTrainedConfig) -> int | None:

@@ -88,6 +88,7 @@ class ModelSpec:
         lookup: What comes before the decoder layers needs no weights in its backward.
         max_positions: Longest sequence that the model defines positions for; None if unbounded.
         attention_width: Heads of queries times their size.
+        uneven_heads: A head's values have another width than its keys, as in latent attention.
         window: Tokens that a token sees, itself included, in layers that do not see all; None where
             every layer sees all. Layers that see all do not change it.
     """
@@ -102,6 +103,7 @@ class ModelSpec:
     num_heads: int = 1
     lookup: bool = False
     attention_width: int = 0
+    uneven_heads: bool = False
     window: int | None = None
 
     @property

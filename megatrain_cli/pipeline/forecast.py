@@ -1,7 +1,8 @@
 """How long the ops of a step take together: the schedule played through with given durations.
 
 The same ops that will run, on the same lanes, held by the same waits. An op may take longer while
-the optimizer works: it takes RAM and cores from whatever runs beside it.
+the optimizer works, which takes RAM and cores from whatever runs beside it, and for no longer than
+that: so whatever takes longer never makes a step shorter.
 """
 
 from collections import defaultdict
@@ -12,7 +13,7 @@ from itertools import accumulate
 from megatrain_cli.pipeline.ops import Event, Kind, Lane, Op
 
 Seconds = Callable[[Op, bool], float]
-"""How long an op takes; the second argument says whether it begins while the optimizer works."""
+"""How long an op takes, alone or, with the second argument, while the optimizer works: no less."""
 
 # Steps that are played: the first begins with an idle machine; from the second on they are alike.
 _STEPS = 4
@@ -79,7 +80,7 @@ def play(ops: Sequence[Op], seconds: Seconds) -> Timeline:
             if op.lane is Lane.UPDATE:
                 start = max(begins, optimizer)
             # The list has updates where they may begin, so those at work by now have been played.
-            end = start + seconds(op, op.lane is not Lane.UPDATE and start < optimizer)
+            end = _end_of(op, start, start if op.lane is Lane.UPDATE else optimizer, seconds)
             lanes[op.lane] = end
             if op.lane is Lane.UPDATE:
                 lanes[op.lane], optimizer = begins, end
@@ -90,3 +91,14 @@ def play(ops: Sequence[Op], seconds: Seconds) -> Timeline:
         issued = max(issued, on_host)
     shifted = tuple(TimedOp(t.op, t.start - before, t.end - before) for t in timed)
     return Timeline(shifted, issued - before)
+
+
+def _end_of(op: Op, start: float, optimizer: float, seconds: Seconds) -> float:
+    """When an op ends that is beside the optimizer until `optimizer`, and alone from then on."""
+    alone = seconds(op, False)
+    if start >= optimizer:
+        return start + alone
+    beside = seconds(op, True)
+    if start + beside <= optimizer:
+        return start + beside
+    return optimizer + alone * (1 - (optimizer - start) / beside)

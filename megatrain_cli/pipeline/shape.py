@@ -1,6 +1,7 @@
 """What the order of a step depends on, and the orders that follow: of visits, weights, updates."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from megatrain_cli.pipeline.ops import Buffer
 
@@ -50,12 +51,12 @@ class PipelineShape:
         """Index of the head."""
         return self.num_layers - 1
 
-    @property
+    @cached_property
     def visits(self) -> tuple[int, ...]:
         """Layers in the order in which they compute: forward to the head, and back."""
         return (*range(self.num_layers), *range(self.num_layers - 2, -1, -1))
 
-    @property
+    @cached_property
     def arrivals(self) -> tuple[int, ...]:
         """The visits that need weights on the device, in the order in which these are streamed in.
 
@@ -83,7 +84,7 @@ class PipelineShape:
             early = early[room:]
         return order + early
 
-    @property
+    @cached_property
     def tail(self) -> tuple[tuple[int, int], ...]:
         """The pieces `(layer, piece)` that eager updates come to last, in the order of forward.
 
@@ -100,7 +101,7 @@ class PipelineShape:
         ]
         return tuple(sorted(landed[-self.num_slabs :]))
 
-    @property
+    @cached_property
     def tail_layers(self) -> frozenset[int]:
         """Layers of which a piece is in the tail."""
         return frozenset(layer for layer, _ in self.tail)

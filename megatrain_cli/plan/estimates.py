@@ -72,17 +72,25 @@ def graph_bytes(sizes: Sizes, layer: LayerSpec) -> int:
 
     Every matrix product keeps its input, and what follows it keeps its output: (in + out) elements
     a token, and half as much again for eager norms; compiled ones are computed again. Of experts
-    this is so for each one that a token meets. Attention that is not fused also keeps its T x T
-    scores, in FP32 and twice.
+    this is so for each one that a token meets. Attention that is not fused also keeps T x T scores
+    of each head: eager attention 8 bytes of each, in FP32 and once more (counted in BF16 with
+    transformers 5.24: 6, 8 where they are capped, 2 in GPT-OSS); `sdpa` on the CPU 4, where a
+    head's keys and values differ in width, for torch has no fused kernel for those.
     """
     if sizes.measured:
         return sizes.measured.graph_of(layer.kind, sizes.tokens)
     d = sizes.decisions
     tokens, factor = sizes.tokens, _COMPILED_GRAPH if d.compiled else _GRAPH
     num_bytes = int(factor * tokens * layer.product_numel * sizes.width)
-    if d.attention == "eager":
-        num_bytes += 2 * 4 * tokens * d.max_length * sizes.spec.num_heads
-    return num_bytes
+    return num_bytes + _score_bytes(sizes) * tokens * d.max_length * sizes.spec.num_heads
+
+
+def _score_bytes(sizes: Sizes) -> int:
+    """Of one score; fused attention keeps none."""
+    attention = sizes.decisions.attention
+    if attention == "eager":
+        return 2 * 4
+    return 4 if attention == "sdpa" and sizes.spec.uneven_heads and not sizes.on_gpu else 0
 
 
 def kept_bytes(sizes: Sizes) -> int:

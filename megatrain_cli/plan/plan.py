@@ -1,6 +1,6 @@
 """Config, model and machine decided: what a run will hold, where, and whether it fits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from megatrain_cli.config.schema import TrainConfig
@@ -13,7 +13,7 @@ from megatrain_cli.plan.decide import Before, Decisions, Known, decide, ways_to_
 from megatrain_cli.plan.estimates import Sizes
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.memory import DEVICE, MAPPED, PlanLine, bill
-from megatrain_cli.plan.remedies import advise, device_ways, host_ways
+from megatrain_cli.plan.remedies import Way, advise, device_ways, host_ways
 from megatrain_cli.plan.tiles import DTYPE_BYTES
 from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, has_room, verdict_line
 from megatrain_cli.plan.warnings import warnings_of
@@ -112,8 +112,20 @@ def make_plan(
     layouts: tuple[LayerLayout, ...],
     machine: MachineSpec,
     known: Known = Known(),  # noqa: B008  has no state
+    *,
+    advised: bool = True,
 ) -> RunPlan:
-    """Decide and add up. Never raises for a run that does not fit: see `shortfalls`."""
+    """Decide and add up. Never raises for a run that does not fit: see `shortfalls`.
+
+    Args:
+        config: What was asked.
+        spec: The model.
+        layouts: Of all layers, in order.
+        machine: What there is.
+        known: What has been learned since the first plan.
+        advised: Shortfalls say what would help. Each way is planned for that, so that a plan that
+            does not fit takes several times as long.
+    """
 
     def lines_of(decisions: Decisions) -> tuple[PlanLine, ...]:
         return bill(
@@ -206,23 +218,26 @@ def make_plan(
             return device  # a way that only moves the shortage to the host frees nothing
         return _total(asked_lines, device=True)
 
+    def advice_on(ways: Sequence[Way], measure: Callable[[TrainConfig], int], there: str) -> str:
+        return f" {advise(config, ways, measure, there)}" if advised else ""
+
     decisions = decide_all(config)
     lines = lines_of(decisions)
     host, device = _total(lines, device=False), _total(lines, device=True)
     shortfalls = []
     if host > machine.host_bytes:
-        advice = advise(config, host_ways(), host_bytes, "a machine with more RAM")
+        advice = advice_on(host_ways(), host_bytes, "a machine with more RAM")
         shortfalls.append(
             f"This run needs {show_bytes(host)} of host RAM and {show_bytes(machine.host_bytes)} "
             f"may be taken ({machine.host_source}): {show_bytes(host - machine.host_bytes)} are "
-            f"missing. {advice}"
+            f"missing.{advice}"
         )
     if machine.has_cuda and device > machine.device_bytes:
-        advice = advise(config, device_ways(config), device_bytes, "a GPU with more memory")
+        advice = advice_on(device_ways(config), device_bytes, "a GPU with more memory")
         shortfalls.append(
             f"This run needs {show_bytes(device)} on {machine.device_name} and "
             f"{show_bytes(machine.device_bytes)} is free: "
-            f"{show_bytes(device - machine.device_bytes)} are missing. {advice}"
+            f"{show_bytes(device - machine.device_bytes)} are missing.{advice}"
         )
     bounds = step_bounds(spec, decisions, machine, known.rows)
     checkpoint = checkpoint_bytes(spec, decisions.tile_format)

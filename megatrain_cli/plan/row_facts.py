@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Of all rows of a run.
+    """Of the rows that are left to a process: all of a run, or those that a resumed one takes.
 
     Attributes:
         step_tokens: Tokens of the step that has most, or an upper bound; nothing is filled up.
@@ -13,8 +13,8 @@ class RowFacts:
         mapped_bytes: Of the arrays that hold the rows, those of an evaluation included. They are
             pages of files: they count as this process's memory, and leave it when RAM is short.
         eval_rows: Rows of one evaluation; 0 where there is none.
-        total_steps: Optimizer steps of the run.
-        lengths: Different lengths of rows in the run, at most.
+        steps: Optimizer steps of this process.
+        lengths: Different lengths of rows in them, at most.
         spans: Different lengths of what attention sees at once, at most: documents of packed rows.
     """
 
@@ -22,6 +22,6 @@ class RowFacts:
     mean_tokens: float
     mapped_bytes: int
     eval_rows: int
-    total_steps: int
+    steps: int
     lengths: int = 0
     spans: int = 0

@@ -105,13 +105,14 @@ def forecast(
     if timeline is None or rates is None or plan.bounds is None:
         return None
     d = plan.decisions
-    step = timeline.step_seconds
+    # Copies are played at the rates they have alone, and both ways together may be slower.
+    step = max(timeline.step_seconds, plan.bounds.floor)
     loss = timeline.seconds_until_loss()
     save = stall = run = None
     known, saves = plan.known.rows, saved or CheckpointSection()
     judged = None if known is None or not known.eval_rows else _eval_seconds(plan, spec, known)
     if max_steps is None and known is not None:
-        max_steps = known.total_steps
+        max_steps = known.steps
     if rates.disk is not None:
         save = plan.checkpoint_bytes / rates.disk.write
         pooled = d.pool_bytes / plan.checkpoint_bytes
@@ -254,7 +255,7 @@ class _Durations:
             return seconds
         packed = self._shared(self._rates.copy_to_pinned)
         if beside and self._rates.beside is not None:
-            packed = self._rates.beside.copy_to_pinned
+            packed = min(packed, self._rates.beside.copy_to_pinned)
         # Chunks are packed while others are on the link, but for the last.
         last = (num_bytes - 1) % self._chunk + 1
         packing = _PACK_SECONDS + num_bytes / packed + self._copy(last, to_host=False)

@@ -123,7 +123,9 @@ def _priced(
     config: TrainConfig, skeleton: Skeleton, plan: RunPlan, way: Way, before: float | None
 ) -> Remedy:
     changed = way.apply(config)
-    then = make_plan(changed, skeleton.spec, skeleton.layouts, plan.machine, plan.known)
+    then = make_plan(
+        changed, skeleton.spec, skeleton.layouts, plan.machine, plan.known, advised=False
+    )
     after = _step_seconds(then, skeleton)
     return Remedy(
         way=way,

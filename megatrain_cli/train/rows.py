@@ -111,14 +111,15 @@ class TrainingRows:
         if self.evaluation is not None:
             documents.append(self.evaluation.documents.examples)
             lengths = self.evaluation.lengths
-        rows, spans = self.total_steps * self.rows_per_step, self.documents.lengths
+        steps = max(0, self.total_steps - self.start.step)
+        rows, spans = steps * self.rows_per_step, self.documents.lengths
         unique = {id(examples): examples.nbytes for examples in documents}
         return RowFacts(
             step_tokens=self._most_tokens(),
             mean_tokens=float(self.row_lengths.mean()) * self.rows_per_step,
             mapped_bytes=sum(unique.values()),
             eval_rows=len(lengths),
-            total_steps=self.total_steps,
+            steps=steps,
             lengths=min(len(np.unique(self.row_lengths)), rows),
             spans=min(len(np.unique(spans)), math.ceil(rows * len(spans) / len(self.row_lengths))),
         )

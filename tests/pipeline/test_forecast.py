@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,6 +79,20 @@ def test_an_op_is_beside_the_optimizer_where_an_update_before_it_has_yet_to_end(
             ends.append(one.end)
         elif any(end > one.start + 1e-9 for end in ends):
             assert beside[one.op]
+
+
+@pytest.mark.parametrize("update", [0.0, 0.25, 1.0, 2.0, 5.0])
+def test_an_op_is_slower_only_for_as_long_as_the_optimizer_works(update: float) -> None:
+    def seconds(op: Op, beside: bool) -> float:
+        if op.kind is Kind.UPDATE:
+            return update
+        return (4.0 if beside else 2.0) if op.kind is Kind.FORWARD else 0.0
+
+    shape = PipelineShape(3, 1, num_slots=1, num_slabs=0, pieces=(1, 1, 1))
+    first = play(build_schedule(shape), seconds).ops[1]
+    assert (first.op.kind, first.op.layer) == (Kind.FORWARD, 0)
+    # It begins when its own layer is updated, and two more updates follow.
+    assert first.end - first.start == 2 + min(2 * update, 4) / 2
 
 
 def test_deferred_updates_are_beside_forward_and_not_backward_and_eager_ones_the_other_way() -> (

@@ -25,6 +25,8 @@ SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 TOKENS = 256
 ONE_EXPERT = {"num_local_experts": 1, "num_experts_per_tok": 1}
+LATENT = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16}
+LATENT |= {"num_key_value_heads": 4, "first_k_dense_replace": 2}
 ROUTED = {"num_experts_per_tok": 4, "moe_intermediate_size": 96, "head_dim": 32}
 
 
@@ -113,14 +115,14 @@ def skeleton(family: str, more: Mapping[str, object]) -> Skeleton:
     return make_skeleton(config, dtype=torch.bfloat16, attention="sdpa", to_train=False)
 
 
-def estimate(made: Skeleton) -> int:
+def estimate(made: Skeleton, tokens: int = TOKENS) -> int:
     """Of what is kept of the last layer and one row."""
-    plan = plan_for(made.spec, sections={"data": {"max_length": TOKENS}})
+    plan = plan_for(made.spec, sections={"data": {"max_length": tokens}})
     sizes = Sizes(made.spec, made.layouts, plan.decisions, on_gpu=False)
     return graph_bytes(sizes, made.spec.decoder_layers[-1])
 
 
-def saved_bytes(made: Skeleton, layer: int) -> int:
+def saved_bytes(made: Skeleton, layer: int, tokens: int = TOKENS) -> int:
     """What autograd keeps of one layer and one row, beside its weights and its input."""
     draw = torch.Generator().manual_seed(0)
 
@@ -128,7 +130,7 @@ def saved_bytes(made: Skeleton, layer: int) -> int:
         return torch.randn(made.layouts[index].numel, generator=draw).mul_(0.02).to(made.dtype)
 
     prologue, template = Prologue(made), LayerTemplate(made, layer)
-    ids = torch.arange(TOKENS).remainder(made.spec.vocab_size)[None]
+    ids = torch.arange(tokens).remainder(made.spec.vocab_size)[None]
     hidden, args = prologue(prologue.leaves(flat(0)), ids)
     hidden, weights = hidden.detach().requires_grad_(), flat(layer + 1)
     given_storages = {t.untyped_storage().data_ptr() for t in (hidden, weights)}
@@ -166,3 +168,17 @@ def test_the_estimate_of_a_kept_layer_is_what_autograd_keeps(
     made = skeleton(family, more)
     kept = saved_bytes(made, len(made.layers) - 1)
     assert kept <= estimate(made) <= 1.4 * kept
+
+
+@pytest.mark.parametrize(("values", "uneven"), [(32, True), (48, False)])
+def test_latent_attention_keeps_its_scores_on_the_cpu_where_keys_and_values_differ(
+    values: int, uneven: bool
+) -> None:
+    made = skeleton("deepseek_v3", LATENT | {"v_head_dim": values})
+    assert made.spec.uneven_heads is uneven
+    short, long = (saved_bytes(made, 1, tokens) for tokens in (TOKENS, 2 * TOKENS))
+    # Of twice as many tokens there are four times as many scores, and twice as much of all else.
+    scores = (long - 2 * short) / 2 / TOKENS**2 / made.spec.num_heads
+    assert scores == pytest.approx(4 if uneven else 0, abs=0.1)
+    for kept, tokens in ((short, TOKENS), (long, 2 * TOKENS)):
+        assert 0.95 * kept <= estimate(made, tokens) <= 1.4 * kept

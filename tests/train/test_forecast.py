@@ -1,6 +1,6 @@
 """Forecasts against steps that were measured on H200 machines, 2026-11-29 and 30."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cache
 from typing import Any
 
@@ -11,6 +11,7 @@ from transformers import Qwen2Config
 from megatrain_cli.config.schema import CheckpointSection, TrainConfig
 from megatrain_cli.model.discover import make_skeleton
 from megatrain_cli.model.skeleton import Skeleton
+from megatrain_cli.plan.cost import step_bounds
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.plan.rates import (
@@ -177,6 +178,79 @@ def test_a_small_eager_step_is_forecast_short_without_what_runs_beside_the_optim
     asked = EAGER | {"pipeline": {"grad_slabs": 8}}
     found = of("0.5b", planned("0.5b", 8, 1024, 3.74e9, asked, BUSY | {"beside": None}))
     assert found.step_seconds < 0.85 * 0.222
+
+
+PARTS = ["issue", "beside.issuing", "beside.copy_to_pinned", "adam", "copy", "link", "layer"]
+
+
+def worsened(rates: MachineRates, part: str, by: float) -> MachineRates:
+    """The rates with one part that takes `by` times as long."""
+    compute, beside = rates.compute, rates.beside
+    assert compute is not None
+    assert beside is not None
+    assert rates.link is not None
+    match part:
+        case "issue":
+            assert compute.compiled_issue is not None
+            more = IssueCost(*(by * seconds for seconds in astuple(compute.compiled_issue)))
+            return replace(rates, compute=replace(compute, compiled_issue=more))
+        case "beside.issuing":
+            return replace(rates, beside=replace(beside, issuing=by * beside.issuing))
+        case "beside.copy_to_pinned":
+            slower = replace(beside, copy_to_pinned=beside.copy_to_pinned / by)
+            return replace(rates, beside=slower)
+        case "adam":
+            return replace(rates, adam=tuple(replace(r, rate=r.rate / by) for r in rates.adam))
+        case "copy":
+            return replace(rates, copy=tuple(replace(r, rate=r.rate / by) for r in rates.copy))
+        case "link":
+            slow = (LinkRate(p, *(r / by for r in rest)) for p, *rest in map(astuple, rates.link))
+            return replace(rates, link=tuple(slow))
+        case _:
+            assert compute.compiled_layer is not None
+            slower_layer = replace(
+                compute,
+                matmul=compute.matmul / by,
+                layer=compute.layer / by,
+                compiled_layer=compute.compiled_layer / by,
+            )
+            return replace(rates, compute=slower_layer)
+
+
+@pytest.mark.parametrize("by", [1.05, 1.5, 20])
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("asked", [{}, EAGER, PAGEABLE, EAGER | PAGEABLE])
+def test_what_takes_longer_makes_no_step_shorter_and_none_is_below_its_floor(
+    asked: dict[str, Any], part: str, by: float
+) -> None:
+    before = planned("0.5b", 8, 1024, 4e9, asked, BUSY)
+    rates = before.machine.rates
+    assert rates is not None
+    slower = replace(before.machine, rates=worsened(rates, part, by))
+    spec = skeleton_of("0.5b").spec
+    after = replace(before, machine=slower, bounds=step_bounds(spec, before.decisions, slower))
+    assert after.bounds is not None
+    shorter, longer = of("0.5b", before).step_seconds, of("0.5b", after).step_seconds
+    assert longer >= shorter * (1 - 1e-6)
+    assert longer >= after.bounds.floor
+
+
+def test_threads_pack_no_faster_beside_the_optimizer_than_alone() -> None:
+    slow: dict[str, Any] = BUSY | {"copy_to_pinned": (ThreadRate(1, 4e9),)}
+    quick = BesideOptimizer(copy_to_pinned=100e9, issuing=1.0)
+    found = [
+        of("3b", planned("3b", 8, 1024, 4e9, PAGEABLE, slow | {"beside": beside})).step_seconds
+        for beside in (None, quick)
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_link_that_is_slower_both_ways_binds_a_step_as_its_floor_says() -> None:
+    shared = tuple(LinkRate(size, 2e9, 2e9, 1.1e9) for size in (1 << 20, 64 << 20))
+    plan = planned("3b", 1, 1024, 5e9, {}, {"link": shared})
+    assert plan.bounds is not None
+    assert plan.bounds.binds == "link"
+    assert of("3b", plan).step_seconds >= plan.bounds.floor
 
 
 def test_a_run_takes_its_steps_and_what_saves_hold_up() -> None:

@@ -106,6 +106,21 @@ def test_passes_over_the_data_end_at_the_same_row_whatever_the_batches(
     assert second.ids_of_step(total) == []
 
 
+def test_a_plan_counts_the_rows_that_are_left_to_the_process() -> None:
+    """Kernels are made for the lengths that this process meets, not for those of the whole run."""
+    whole = replace(make_rows(100, 2, Position(), epochs=None), total_steps=49)
+    ends = np.cumsum([0, *range(1, 101)])  # each row of another length
+    tokens = np.zeros(ends[-1], np.int32)
+    examples = Examples(tokens, np.ones(len(tokens), np.bool_), ends)
+    whole = replace(
+        whole, documents=Documents(examples), data=replace(whole.data, examples=examples)
+    )
+    left = replace(whole, start=whole.position_after(48))
+    found = [(f.steps, f.lengths, f.spans) for f in (whole.facts, left.facts)]
+    assert found == [(49, 98, 98), (1, 2, 2)]
+    assert replace(whole, start=Position(49, 98)).facts.lengths == 0
+
+
 def test_rows_before_the_position_cannot_be_asked_for() -> None:
     rows = make_rows(5, 2, Position(3, 6), epochs=None)
     for ask in (rows.ids_of_step, rows.position_after):

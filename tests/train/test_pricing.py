@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from megatrain_cli.config.schema import TrainConfig
+from megatrain_cli.plan import plan as module
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.train.forecast import forecast
@@ -50,6 +51,18 @@ def test_each_remedy_is_what_planning_with_it_says(measured: bool) -> None:
         assert ("a step is" in remedy.line()) is measured
     lasting = [(not r.learns_the_same, r.more_seconds or 0.0) for r in remedies]
     assert lasting == sorted(lasting)
+
+
+def test_a_plan_with_a_remedy_seeks_no_advice_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = replace(h200(5e9), host_bytes=30 * GIB, device_bytes=6 * GIB)
+    config, plan = planned(there)
+    skeleton = skeleton_of(SKELETON)
+    monkeypatch.delattr(module, "advise")
+    assert price(config, skeleton, plan)
+    bare = make_plan(config, skeleton.spec, skeleton.layouts, there, advised=False)
+    assert (bare.lines, bare.verdict) == (plan.lines, plan.verdict)
+    for text, without in zip(plan.shortfalls, bare.shortfalls, strict=True):
+        assert text.startswith(without + " ")
 
 
 def test_a_remedy_that_makes_it_fit_says_so() -> None:
