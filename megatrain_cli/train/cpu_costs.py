@@ -97,4 +97,4 @@ def _new_lengths(rows: RowFacts, step_rows: int, most: int) -> float:
     """The share of rows for whose length there are no kernels: not yet, or no more."""
     if rows.lengths > most:
         return 1.0
-    return min(1.0, rows.lengths / (rows.steps * step_rows))
+    return min(1.0, rows.lengths / max(1, rows.steps * step_rows))
