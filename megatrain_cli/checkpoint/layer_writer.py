@@ -1,10 +1,10 @@
 """Write one layer's shard: look at its weights, then put each part into its file."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import xxhash
 
 from megatrain_cli.checkpoint.headers import make_padded_header
@@ -14,8 +14,8 @@ from megatrain_cli.checkpoint.write import FileWriter, Piece
 from megatrain_cli.errors import InternalError, NumericsError
 from megatrain_cli.store.master import LayerTile
 
-# Elements that are looked at at once. Looking makes a few temporaries of that size, on each thread
-# that saves or loads: few enough for them to stay in the cores' caches.
+# Elements that are looked at at once, on each thread that saves or loads: few enough for torch not
+# to call for many threads of its own.
 _LOOK = 1 << 18
 
 _ADVICE = "The weights were not written. Go on from the last checkpoint with a lower learning rate."
@@ -97,7 +97,9 @@ def check_finite(tile: LayerTile, advice: str) -> None:
     """
     for entry in tile.layout.entries:
         for piece in tile.weights[entry.offset : entry.end].split(_LOOK):
-            if not torch.isfinite(piece).all():
+            # A NaN passes through both. `isfinite` takes 18 times as long in BF16, as it makes
+            # temporaries of FP32: a third of the cores' time in a save.
+            if not all(math.isfinite(extreme) for extreme in piece.aminmax()):
                 raise NumericsError(f"{entry.param.name} has values that are not finite. {advice}")
 
 

@@ -10,7 +10,7 @@ beside a store whose moments nobody has touched, and evaluating takes no more th
 
 from dataclasses import dataclass
 
-from megatrain_cli.plan.checkpoints import IO_CHUNK_BYTES, IO_CHUNKS, LOOK_BYTES
+from megatrain_cli.plan.checkpoints import IO_CHUNK_BYTES, IO_CHUNKS, THREAD_BYTES
 from megatrain_cli.plan.estimates import (
     Sizes,
     backward_factor,
@@ -158,11 +158,10 @@ def bounce_pool(sizes: Sizes) -> PlanLine:
 def checkpoint_chunks(sizes: Sizes) -> PlanLine:
     """What saving takes a thread; there for every run, as each is saved at its end.
 
-    Ordinary memory goes to the disk from where it lies, so that a thread only needs room to look
-    for what is not finite. Page-locked memory the system may refuse: then all passes through an
-    aligned buffer.
+    Ordinary memory goes to the disk from where it lies, so that a thread only needs room for
+    itself. Page-locked memory the system may refuse: then all passes through an aligned buffer.
     """
-    each = LOOK_BYTES + (IO_CHUNK_BYTES if sizes.on_gpu else 0)
+    each = THREAD_BYTES + (IO_CHUNK_BYTES if sizes.on_gpu else 0)
     formula = f"{IO_CHUNKS} x {show_bytes(each)}"
     return PlanLine("checkpoint chunks", PAGEABLE, IO_CHUNKS * each, formula)
 

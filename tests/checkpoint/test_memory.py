@@ -48,7 +48,6 @@ def test_saving_and_loading_a_large_layer_hold_no_copy_of_it(tmp_path: Path) -> 
     )
     saved, loaded, num_bytes = map(int, run.stdout.split())
     assert num_bytes > 190_000_000
-    # A chunk of 16 MiB, and temporaries of the look for values that are not finite; the pool's
-    # pages are not touched, for no update came.
+    # A chunk of 16 MiB; the pool's pages are not touched, for no update came.
     assert saved < 48 << 20
     assert loaded < 16 << 20

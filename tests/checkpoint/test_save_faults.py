@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from megatrain_cli.checkpoint import layer_writer
+from megatrain_cli.checkpoint.layer_writer import check_finite
 from megatrain_cli.checkpoint.save import Retention
 from megatrain_cli.errors import InternalError, NumericsError, StorageError
+from megatrain_cli.model.layout import make_layout
+from megatrain_cli.model.spec import LayerSpec, ParamSpec
+from megatrain_cli.optim.adamw import ALL_FORMATS
+from megatrain_cli.plan.tiles import TileFormat
+from megatrain_cli.store.master import MasterStore
 from tests.checkpoint.tiles import (
     ORDER,
     make_store,
@@ -21,6 +30,8 @@ from tests.checkpoint.tiles import (
     snapshot_of,
 )
 from tests.checkpoint.trouble import Disk, fails, names, stopped_at
+
+NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
 
 
 def test_a_hint_that_cannot_be_written_is_a_note_and_the_checkpoint_stands(tmp_path: Path) -> None:
@@ -136,7 +147,7 @@ def test_reports_come_before_a_failure_that_came_after_them(tmp_path: Path) -> N
         saver.poll()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", NOT_FINITE)
 def test_weights_that_are_not_finite_are_never_published(
     value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +161,23 @@ def test_weights_that_are_not_finite_are_never_published(
     with pytest.raises(NumericsError, match=r"head\.out has values that are not finite"):
         saver.wait()
     assert names(tmp_path / "checkpoints") == ["latest.json", before.name]
+
+
+@given(st.sampled_from(list(ALL_FORMATS)), st.integers(0, 10**6), st.sampled_from(NOT_FINITE))
+def test_a_value_that_is_not_finite_is_found_wherever_it_is(
+    fmt: TileFormat, where: int, value: float
+) -> None:
+    """Among the largest finite ones, which are none."""
+    layout = make_layout(LayerSpec("one", "", (ParamSpec("weight", (700,)),)))
+    store = MasterStore((layout,), fmt)
+    [tile] = store.tiles
+    most = torch.finfo(tile.weights.dtype).max
+    tile.weights[:700] = torch.tensor([most, -most]).repeat(350)
+    check_finite(tile, "")
+    tile.weights[where % 700] = value
+    with pytest.raises(NumericsError, match="weight has values that are not finite"):
+        check_finite(tile, "")
+    store.close()
 
 
 @pytest.mark.parametrize("name", ["model-layer-00000", "optim-layer-00001", "config.yaml"])
