@@ -1,8 +1,9 @@
 """How many parameters a second the optimizer updates, by threads; and an optimizer kept at work."""
 
+import queue
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -12,6 +13,7 @@ from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.model.layout import make_layout
 from megatrain_cli.model.spec import LayerSpec, ParamSpec
 from megatrain_cli.optim.adamw import AdamStep
+from megatrain_cli.optim.crew import WorkSpan
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.plan.rates import ThreadRate
 from megatrain_cli.plan.tiles import TileFormat
@@ -51,7 +53,10 @@ def measure_adam(
 
 @contextmanager
 def busy_optimizer(numel: int, threads: int, cores: Sequence[int] | None) -> Iterator[None]:
-    """Keep an optimizer at work, with all tiles under way at once as in a deferred run.
+    """Keep an optimizer at work: each tile is handed to it again when its update has ended.
+
+    So all tiles are under way at once, no thread ever waits, and another one hands tiles over, all
+    as in a deferred run.
 
     Args:
         numel: Parameters of all tiles.
@@ -59,20 +64,27 @@ def busy_optimizer(numel: int, threads: int, cores: Sequence[int] | None) -> Ite
         cores: Those that they are bound to; None binds them to none.
     """
     enough = threading.Event()
+    ended: queue.SimpleQueue[tuple[LayerTile, Future[WorkSpan]]] = queue.SimpleQueue()
     with (
         _filled_store(numel) as store,
         TileUpdater(threads, fmt=_FORMAT, cores=cores) as updater,
         ThreadPoolExecutor(1, thread_name_prefix="measure") as pool,
     ):
 
-        def work() -> None:
-            while not enough.is_set():
-                _update_all(updater, store)
+        def hand_over(tile: LayerTile) -> None:
+            _submit(updater, tile).add_done_callback(lambda done: ended.put((tile, done)))
 
-        # What the updater makes once a tile takes Python's lock for milliseconds at a time; whoever
-        # needs it meanwhile would measure that.
-        _update_all(updater, store)
-        worked = pool.submit(work)
+        def go_on() -> None:
+            while not enough.is_set():
+                tile, done = ended.get()
+                done.result()
+                hand_over(tile)
+
+        # Here and not on the other thread: what the updater makes once a tile is no part of the
+        # work, and takes Python's lock from whoever is measured.
+        for tile in store.tiles:
+            hand_over(tile)
+        worked = pool.submit(go_on)
         try:
             yield
         finally:
@@ -97,12 +109,13 @@ def _filled_store(numel: int) -> Iterator[MasterStore]:
 
 
 def _update_all(updater: TileUpdater, store: MasterStore) -> None:
-    under_way = []
-    for tile in store.tiles:
-        assert tile.gradient is not None
-        under_way.append(updater.submit(tile, tile.gradient, 0, _STEP))
-    for update in under_way:
+    for update in [_submit(updater, tile) for tile in store.tiles]:
         update.result()
+
+
+def _submit(updater: TileUpdater, tile: LayerTile) -> Future[WorkSpan]:
+    assert tile.gradient is not None
+    return updater.submit(tile, tile.gradient, 0, _STEP)
 
 
 def _fill(tile: LayerTile) -> None:

@@ -13,7 +13,7 @@ from megatrain_cli.plan.rates import IssueCost
 LayerCall = Callable[..., object]
 
 # Issued one by one, each forward when the device has nothing to do: for longer than the optimizer
-# takes to update what it has at once, as it needs Python's lock where it begins anew.
+# takes to come round to a tile again.
 _ISSUED = 25
 
 # Calls in a row, so that issuing them from Python is hidden behind computing.
