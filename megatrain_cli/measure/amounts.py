@@ -22,7 +22,7 @@ class Amounts:
         link_bytes: Sizes of a copy over the link, growing.
         copy_bytes: Of an array that is copied or read: beyond the largest last-level caches.
         adam_numel: Parameters of an update, 14 bytes each: many times the largest last-level cache,
-            which keeps a part even of what is three times as large.
+            so that what it may keep counts for little.
         lock_step_bytes: First step of page-locking.
         disk_bytes: Of the file.
         matmul_size: Rows and columns of the square product.

@@ -22,8 +22,8 @@ from megatrain_cli.units import show_duration, show_rate, show_seconds
 _ISSUE_SECONDS = 1e-4
 
 # What issuing an op takes by what issuing its layer takes: views of weights and gradients, norms
-# and events come with it. A backward op of 0.5B took 2.0 to 2.3 ms where layers took 1.6 to 1.9, a
-# forward op 1.1 where they took 0.8 to 0.9 (H200 machines).
+# and events come with it. A backward op of 0.5B took 2.0 to 2.7 ms where layers took 1.6 to 1.9, a
+# forward op 1.1 to 1.4 where they took 0.8 to 0.9 (H200 machines).
 _ENGINE = 1.3
 
 # What packing a layer takes beside copying: its parts are handed to threads and waited for, while

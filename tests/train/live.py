@@ -18,7 +18,7 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.resume import ResumeRequest
 from megatrain_cli.train.session import resume, train
 from tests.checkpoint.tiles import payloads
-from tests.train.workspace import one_thread
+from tests.train.workspace import make_workspace, one_thread
 
 
 class Said:
@@ -38,6 +38,16 @@ def train_here(config: Path, *overrides: str, said: Said | None = None) -> str:
     with said.console, one_thread():
         train(load_config(config, overrides), said.console)
     return said.text
+
+
+def saves_each_step(folder: Path) -> Path:
+    """A config of 4 steps that waits for each save, and in `whole` its undisturbed run."""
+    checkpoint = {"save_steps": 1, "async_save": False, "keep_last": 9}
+    config = make_workspace(
+        folder, train={"max_steps": 4}, model={"layers": 2}, checkpoint=checkpoint
+    )
+    train_here(config, f"train.output_dir={folder / 'whole'}")
+    return config
 
 
 def resume_here(

@@ -10,21 +10,13 @@ from megatrain_cli.checkpoint import snapshot as snapshot_module
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.errors import DiskFullError
 from megatrain_cli.pipeline.ops import Kind
-from tests.train.live import Moments, last_payloads, resume_here, train_here
+from tests.train.live import Moments, last_payloads, resume_here, saves_each_step
 from tests.train.test_run import checkpoints_of
-from tests.train.workspace import make_workspace
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A config of 4 steps that waits for each save, and in `whole` its undisturbed run."""
-    folder = tmp_path_factory.mktemp("room")
-    checkpoint = {"save_steps": 1, "async_save": False, "keep_last": 9}
-    config = make_workspace(
-        folder, train={"max_steps": 4}, model={"layers": 2}, checkpoint=checkpoint
-    )
-    train_here(config, f"train.output_dir={folder / 'whole'}")
-    return config
+    return saves_each_step(tmp_path_factory.mktemp("room"))
 
 
 class SmallDisk:
