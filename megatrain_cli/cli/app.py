@@ -11,7 +11,6 @@ import typer
 
 from megatrain_cli import __version__
 from megatrain_cli.cli import data, export, inspect, plan, probe, resume, train
-from megatrain_cli.cli.interrupt import settle_signals
 from megatrain_cli.cli.options import TAKES_OVERRIDES
 from megatrain_cli.errors import DeviceError, InternalError, MegatrainError, StorageError
 from megatrain_cli.report.listener import Listener
@@ -66,7 +65,6 @@ def main() -> None:
     Typer itself ends usage errors with 2 and a closed pipe with 1. An exception that is none of
     ours is a bug and keeps its traceback.
     """
-    settle_signals()  # done already, unless this module was imported by itself
     try:
         app(prog_name="megatrain")
     except InternalError:

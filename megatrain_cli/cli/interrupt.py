@@ -1,9 +1,8 @@
 """What signals do before a run has anything to save. Imports nothing that takes long."""
 
 import signal
-from types import FrameType
 
-from megatrain_cli.train.stop import leave_now
+from megatrain_cli.signals import SignalThread, leave_now
 
 
 def settle_signals() -> None:
@@ -16,14 +15,13 @@ def settle_signals() -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+        SignalThread([signal.SIGINT], _leave).start()
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _leave(number: int) -> None:
     """Nothing is being written (`StopRequest` sees to what is).
 
     A KeyboardInterrupt does not get through the import of torch or transformers: it is taken for a
     missing module, is lost, or aborts the process from C++.
     """
-    del frame
     leave_now(number, "Interrupted.")

@@ -147,10 +147,7 @@ class Attempt:
                 self._console.step(record, total)
             if self._evaluations.is_due(done):
                 self._evaluate(run, done, stop)
-            asked = stop.save_wanted
-            if asked:  # a signal that comes from now on asks for another one
-                stop.save_wanted = False
-            rescue.saving.after_step(done, record.loss, asked=asked)
+            rescue.saving.after_step(done, record.loss, asked=stop.take_wish())
         return done
 
     def _evaluate(self, run: Run, step: int, stop: StopRequest) -> None:
@@ -256,7 +253,7 @@ class Attempt:
                 f"{saving.last_seconds:.0f} s and {max(grace, 0):.0f} s were left of "
                 "`checkpoint.grace_seconds`, so none was begun. The last one is of step "
                 f"{saving.saved_step}.",
-                stop.number,
+                signal.SIGTERM,
             )
         saving.finish(done if left is None else max(self._engine.store.clock.steps), left)
         self._set_outdated_aside()

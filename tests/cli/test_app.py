@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,15 +25,6 @@ train: {output_dir: run, max_steps: 4}
 HEARS = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 Leaves = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True)
-def _signals_stay_as_they_are() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGINT)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    yield
-    signal.signal(signal.SIGINT, before)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @pytest.fixture
@@ -188,7 +179,7 @@ def test_an_interrupt_leaves_with_130_and_no_traceback(project: Path) -> None:
     """It comes while the config is read."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     code = (
-        f"import os, sys\n{HEARS}from megatrain_cli.cli.app import main\n"
+        f"import os, sys\n{HEARS}from megatrain_cli.__main__ import main\n"
         "def interrupt(event, args):\n"
         "    if event == 'open' and str(args[0]).endswith('config.yaml'):\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
@@ -204,7 +195,7 @@ def test_an_interrupt_ends_an_import_that_would_swallow_it(project: Path) -> Non
     """As transformers' lazy modules do: they take any exception for a missing package."""
     code = (
         f"import os, signal, sys\n{HEARS}"
-        "from megatrain_cli.cli.app import main\n"
+        "from megatrain_cli.__main__ import main\n"
         "class Swallows:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        try:\n            os.kill(os.getpid(), signal.SIGINT)\n"

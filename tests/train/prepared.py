@@ -195,7 +195,7 @@ def _become(args: list[str], broken: list[str], output: int) -> None:
         module, _, function = place.partition(":")
         getattr(import_module(module), function)()
     sys.argv = ["megatrain", *args]
-    from megatrain_cli.cli.app import main
+    from megatrain_cli.__main__ import main
 
     try:
         main()

@@ -8,12 +8,9 @@ that trickles in changes nothing (B6).
 import math
 import signal
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
@@ -22,7 +19,6 @@ from megatrain_cli.errors import Stopped
 from megatrain_cli.pipeline.executor import Executor, IssuedStep
 from megatrain_cli.train import attempt, session
 from megatrain_cli.train.step import StepUpdate
-from megatrain_cli.train.stop import StopRequest
 from tests.checkpoint.loading import ReadDisk
 from tests.checkpoint.tiles import manifest_of
 from tests.train.same_runs import checkpoints, differences, differing_tensors
@@ -74,30 +70,6 @@ def test_a_chain_of_stops_and_deaths_ends_the_same(runs: Runs, whole: Path) -> N
     assert not differences(whole, run)
 
 
-@contextmanager
-def wakes_by(number: signal.Signals) -> Iterator[None]:
-    """A signal that does nothing but wake a thread."""
-    before = signal.signal(number, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-
-
-def wait_for_handler(main: int, noted: "SimpleQueue[None]") -> None:
-    """Wait until the main thread has handled a signal.
-
-    One that arrives just before it begins to wait for a lock is handled when that wait ends, which
-    is for us to bring about: other signals wake it until then.
-    """
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        signal.pthread_kill(main, signal.SIGUSR2)
-        with suppress(Empty):
-            return noted.get(timeout=0.1)
-    raise AssertionError("the signal was not handled")
-
-
 def stop_between(
     runs: Runs, name: str, number: int, *, next_step: bool, guarded: bool = True
 ) -> Path:
@@ -112,16 +84,8 @@ def stop_between(
         guarded: Whether gradients of step 4 are kept from landing.
     """
     landed, begun, go_on = threading.Event(), threading.Event(), threading.Event()
-    noted: SimpleQueue[None] = SimpleQueue()  # unlike an event it may be used in a handler
     asked: list[int] = []
-    main = threading.main_thread().ident
-    assert main is not None
-    note, apply, run_step = StopRequest._note, StepUpdate.update, Executor.run_step
-    clip = StepUpdate.clip
-
-    def note_and_tell(self: StopRequest, *args: Any) -> None:
-        note(self, *args)
-        noted.put(None)
+    apply, run_step, clip = StepUpdate.update, Executor.run_step, StepUpdate.clip
 
     def tell_landing(self: StepUpdate, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -132,8 +96,7 @@ def stop_between(
         if (self.step, len(self._updated)) == (3, number) and not asked:
             asked.append(number)
             assert (begun if next_step else landed).wait(PATIENCE)
-            signal.pthread_kill(main, signal.SIGTERM)
-            wait_for_handler(main, noted)
+            signal.raise_signal(signal.SIGTERM)
             go_on.set()
         return apply(self, *args)
 
@@ -150,8 +113,7 @@ def stop_between(
         assert next_step or go_on.wait(PATIENCE)
 
     early = "checkpoint.include_gradients=true"
-    with pytest.MonkeyPatch.context() as patch, wakes_by(signal.SIGUSR2):
-        patch.setattr(StopRequest, "_note", note_and_tell)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StepUpdate, "__setattr__", tell_landing)
         patch.setattr(StepUpdate, "update", update)
         patch.setattr(StepUpdate, "clip", clip_wandering)

@@ -1,0 +1,108 @@
+"""Signals are heeded at once, whatever the main thread is at.
+
+Python runs a signal's handler on the main thread, between two of its instructions. In a call that
+takes long, into the driver or a compiler, it is not run; nor where the signal came right before
+that thread began to wait for another one, or was given to another one: then it is run when the wait
+ends, which for a disk that hangs is never. But the number of each signal is written into a pipe
+where and when it comes (`signal.set_wakeup_fd`), and a thread of our own waits for that.
+"""
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+# Shows the cursor, which a progress bar hides, and begins a line below it.
+_GIVE_BACK = b"\x1b[?25h\n"
+
+
+def leave_now(number: int, line: str) -> NoReturn:
+    """End the process without waiting for a lock, or for a thread.
+
+    Args:
+        number: Of the signal that wants it.
+        line: For stderr.
+    """
+    with suppress(OSError):  # nobody reads it any more
+        os.write(2, (_GIVE_BACK if os.isatty(2) else b"") + line.encode() + b"\n")
+    os._exit(128 + number)
+
+
+class SignalThread:
+    """Passes signals on, one at a time and in the order in which they came.
+
+    Two of one number that come in one instant may be one: the system keeps no count of them.
+
+    Args:
+        numbers: Of the signals.
+        heed: Gets each number, on a thread of this object, or on one that asks whether there is
+            any: on the main thread that may be in the middle of anything, so `heed` takes no lock.
+    """
+
+    def __init__(self, numbers: Iterable[int], heed: Callable[[int], None]) -> None:
+        self._numbers, self._heed = frozenset(numbers), heed
+        self._heeding = threading.Lock()
+        self._before: dict[int, object] = {}
+        self._reading: int | None = None
+        self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
+
+    def start(self) -> None:
+        """From now on these signals do what `heed` does; to be called on the main thread."""
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        os.set_blocking(self._writing, False)  # else `set_wakeup_fd` would refuse it
+        self._thread.start()
+        self._pipe_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        for number in self._numbers:
+            self._before[number] = signal.signal(number, self._look)
+
+    def stop(self) -> None:
+        """Give these signals back to whom they had been of; to be called on the main thread."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave us
+        signal.set_wakeup_fd(self._pipe_before)
+        os.close(self._writing)  # ends the thread, once it has read all
+        self._thread.join()
+        with self._heeding:
+            assert self._reading is not None
+            os.close(self._reading)
+            self._reading = None
+
+    def catch_up(self) -> None:
+        """Return when all that came before this call has been heeded. Any thread may ask."""
+        with self._heeding:
+            self._read_on()
+
+    def _look(self, number: int, frame: FrameType | None) -> None:
+        """The handler: the thread will see to it too, but may get its turn only later."""
+        del number, frame
+        if self._heeding.acquire(blocking=False):  # it may be this thread that has it
+            try:
+                self._read_on()
+            finally:
+                self._heeding.release()
+
+    def _listen(self) -> None:
+        assert self._reading is not None
+        arrivals = select.poll()
+        arrivals.register(self._reading, select.POLLIN)
+        more = True
+        while more:
+            arrivals.poll()
+            with self._heeding:
+                more = self._read_on()
+
+    def _read_on(self) -> bool:
+        """Heed all that is in the pipe; False if no more will come."""
+        if self._reading is None:
+            return False
+        with suppress(BlockingIOError):
+            while number := os.read(self._reading, 1):
+                if number[0] in self._numbers:
+                    self._heed(number[0])
+            return False
+        return True
