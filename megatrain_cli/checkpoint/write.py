@@ -7,7 +7,6 @@ altogether, each chunk is written back and taken out of the page cache soon afte
 """
 
 import errno
-import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ import numpy as np
 import xxhash
 
 from megatrain_cli.checkpoint.fsio import BLOCK, FileSystem
+from megatrain_cli.store.arena import Arena
 from megatrain_cli.units import MIB
 
 Piece = memoryview | bytes
@@ -250,11 +250,11 @@ class FileWriter:
         return bounce
 
     def _bounce(self) -> memoryview:
-        """This thread's aligned buffer of one chunk; its pages are taken when first written."""
+        """This thread's buffer of one chunk, in huge pages: small ones take longer to write."""
         found: memoryview | None = getattr(self._own, "bounce", None)
         if found is None:
-            pages = mmap.mmap(-1, self._chunk_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            found = self._own.bounce = memoryview(pages)
+            pages = Arena(self._chunk_bytes).take(self._chunk_bytes)
+            found = self._own.bounce = memoryview(pages.numpy().data)
         return found
 
 

@@ -7,22 +7,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
-import torch
-
+from megatrain_cli.measure.filled import DEFAULT_FORMAT, filled_store
 from megatrain_cli.measure.stopwatch import Stopwatch
-from megatrain_cli.model.layout import make_layout
-from megatrain_cli.model.spec import LayerSpec, ParamSpec
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.crew import WorkSpan
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.plan.rates import ThreadRate
-from megatrain_cli.plan.tiles import TileFormat
 from megatrain_cli.store.master import LayerTile, MasterStore
 
-_FORMAT = TileFormat("bfloat16", "fp32_split", keep_gradient=True)
 _STEP = AdamStep(step=10, lr=1e-5, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1)
-_WIDTH = 1024
-_TILES = 16
 
 
 def measure_adam(
@@ -38,11 +31,11 @@ def measure_adam(
         stopwatch: What measures.
         budget: Seconds for all of it.
     """
-    with _filled_store(numel) as store:
+    with filled_store(numel) as store:
         updated = sum(tile.layout.numel for tile in store.tiles)
         rates = []
         for count in threads:
-            with TileUpdater(count, fmt=_FORMAT) as updater:
+            with TileUpdater(count, fmt=DEFAULT_FORMAT) as updater:
                 seconds = stopwatch.median(
                     partial(stopwatch.seconds_of, partial(_update_all, updater, store)),
                     budget / len(threads),
@@ -66,8 +59,8 @@ def busy_optimizer(numel: int, threads: int, cores: Sequence[int] | None) -> Ite
     enough = threading.Event()
     ended: queue.SimpleQueue[tuple[LayerTile, Future[WorkSpan]]] = queue.SimpleQueue()
     with (
-        _filled_store(numel) as store,
-        TileUpdater(threads, fmt=_FORMAT, cores=cores) as updater,
+        filled_store(numel) as store,
+        TileUpdater(threads, fmt=DEFAULT_FORMAT, cores=cores) as updater,
         ThreadPoolExecutor(1, thread_name_prefix="measure") as pool,
     ):
 
@@ -92,22 +85,6 @@ def busy_optimizer(numel: int, threads: int, cores: Sequence[int] | None) -> Ite
         worked.result()  # raises what it failed with
 
 
-@contextmanager
-def _filled_store(numel: int) -> Iterator[MasterStore]:
-    shape = (max(numel // _TILES // _WIDTH, 1), _WIDTH)
-    layouts = tuple(
-        make_layout(LayerSpec(f"layer-{i}", "", (ParamSpec(f"weight-{i}", shape),)))
-        for i in range(_TILES)
-    )
-    store = MasterStore(layouts, _FORMAT)
-    try:
-        for tile in store.tiles:
-            _fill(tile)
-        yield store
-    finally:
-        store.close()
-
-
 def _update_all(updater: TileUpdater, store: MasterStore) -> None:
     for update in [_submit(updater, tile) for tile in store.tiles]:
         update.result()
@@ -116,16 +93,3 @@ def _update_all(updater: TileUpdater, store: MasterStore) -> None:
 def _submit(updater: TileUpdater, tile: LayerTile) -> Future[WorkSpan]:
     assert tile.gradient is not None
     return updater.submit(tile, tile.gradient, 0, _STEP)
-
-
-def _fill(tile: LayerTile) -> None:
-    """Values as a run has them: subnormal or infinite ones would take other paths."""
-    noise = torch.randn(_WIDTH)
-    rows = (-1, _WIDTH)
-    tile.weights.view(rows).copy_(0.02 * noise)
-    if tile.gradient is not None:
-        tile.gradient.view(rows).copy_(1e-3 * noise)
-    if tile.remainder is not None:
-        tile.remainder.view(rows).copy_(1000 * noise)
-    tile.exp_avg.view(rows).copy_(1e-4 * noise)
-    tile.exp_avg_sq.view(rows).copy_((1e-3 * noise) ** 2)

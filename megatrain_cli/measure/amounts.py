@@ -21,10 +21,10 @@ class Amounts:
     Attributes:
         link_bytes: Sizes of a copy over the link, growing.
         copy_bytes: Of an array that is copied or read: beyond the largest last-level caches.
-        adam_numel: Parameters of an update, 14 bytes each: many times the largest last-level cache,
-            so that what it may keep counts for little.
+        adam_numel: Parameters of an update, and of what is saved; 14 bytes each: many times the
+            largest last-level cache, so that what it may keep counts for little.
         lock_step_bytes: First step of page-locking.
-        disk_bytes: Of the file.
+        disk_bytes: Of all files; beyond what a disk may take faster at first.
         matmul_size: Rows and columns of the square product.
         layer_width: Hidden size of the decoder layer; its MLP is four times as wide.
         layer_tokens: Rows and tokens a row.
@@ -55,7 +55,7 @@ FULL = Amounts(
     copy_bytes=512 * MIB,
     adam_numel=1 << 28,
     lock_step_bytes=64 * MIB,
-    disk_bytes=GIB,
+    disk_bytes=8 * GIB,
     matmul_size=8192,
     layer_width=LAYER_WIDTH,
     layer_tokens=(8, 1024),

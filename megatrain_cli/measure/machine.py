@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 # Seconds of each part after its warm-up. Together much less than the total, which leaves room to
 # warm up and to compile.
-_COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 2.0, 1.2, 2.0, 1.5, 1.5, 2.0, 0.4, 0.4
+_COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 2.0, 1.2, 2.0, 3.0, 1.5, 2.0, 0.4, 0.4
 _SUMS, _LOGITS, _FRESH, _BESIDE = 0.6, 0.2, 0.2, 0.5
 
 # A cold compile of the layer is not begun with less time left; it cannot be interrupted.
@@ -131,7 +131,8 @@ class _Work:
         adam = measure_adam(amounts.adam_numel, threads, watch, _ADAM)
         cpu = None if on_gpu else self._cpu()
         disk = self._try(
-            "the disk", lambda: measure_disk(self.disk, amounts.disk_bytes, watch, _DISK)
+            "the disk",
+            lambda: measure_disk(self.disk, amounts.disk_bytes, amounts.adam_numel, watch, _DISK),
         )
         if disk is not None and not disk.direct:
             self._note("the disk: O_DIRECT was refused, so files went through the page cache")

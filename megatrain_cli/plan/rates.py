@@ -198,7 +198,7 @@ class CpuRates:
 
 @dataclass(frozen=True)
 class DiskRates:
-    """One large file, in bytes a second.
+    """Large files as those of a checkpoint, by as many threads, in bytes a second.
 
     Attributes:
         direct: Whether `O_DIRECT` passed the page cache by. Otherwise writes end with a sync, and

@@ -1,99 +1,127 @@
-"""The disk's file is never seen, all of it is written, and O_DIRECT may be refused."""
+"""The files are never seen, all of them is written and read, and O_DIRECT may be refused."""
 
 import errno
 import fcntl
 import os
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from megatrain_cli.checkpoint.fsio import BLOCK, FileSystem
 from megatrain_cli.errors import StorageError
-from megatrain_cli.measure.disk import measure_disk, set_direct
+from megatrain_cli.measure.disk import measure_disk
 from megatrain_cli.measure.stopwatch import Stopwatch
+from megatrain_cli.plan.checkpoints import IO_CHUNKS
 from megatrain_cli.plan.rates import DiskRates
-from megatrain_cli.store.arena import Arena
-from megatrain_cli.units import MIB
+
+NUMEL = 1 << 20  # in sixteen layers, each with an odd end
+LAYER = (NUMEL // 16 + 512) * 12
 
 
-def measure(folder: Path, num_bytes: int = 48 * MIB) -> DiskRates:
-    return measure_disk(folder, num_bytes, Stopwatch(60.0), 30.0)
+def measure(folder: Path, num_bytes: int = 20 * LAYER) -> DiskRates:
+    return measure_disk(folder, num_bytes, NUMEL, Stopwatch(60.0), 30.0)
 
 
-def test_the_whole_file_is_written_and_read_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[int] = []
-    read: list[int] = []
-    pwrite, preadv = os.pwrite, os.preadv
+@dataclass
+class Requests:
+    """What the disk was asked for: descriptor, offset and bytes of each request."""
 
-    def seen_write(handle: int, data: memoryview, offset: int) -> int:
+    written: list[tuple[int, int, int]] = field(default_factory=list)
+    read: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+@pytest.fixture
+def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Requests:
+    """All of them; nothing is ever seen in the test's folder."""
+    found = Requests()
+    write, read = FileSystem.write, FileSystem.read
+
+    def seen_write(fs: FileSystem, fd: int, data: memoryview, offset: int) -> int:
         assert list(tmp_path.iterdir()) == []
         assert any(data[:64])
-        written.append(offset)
-        return pwrite(handle, data, offset)
+        taken = write(fs, fd, data, offset)
+        found.written.append((os.fstat(fd).st_ino, offset, taken))
+        return taken
 
-    def seen_read(handle: int, data: list[memoryview], offset: int) -> int:
-        read.append(offset)
-        return preadv(handle, data, offset)
+    def seen_read(fs: FileSystem, fd: int, buffer: memoryview, offset: int) -> int:
+        got = read(fs, fd, buffer, offset)
+        found.read.append((os.fstat(fd).st_ino, offset, got))
+        return got
 
-    monkeypatch.setattr(os, "pwrite", seen_write)
-    monkeypatch.setattr(os, "preadv", seen_read)
-    found = measure(tmp_path)
+    monkeypatch.setattr(FileSystem, "write", seen_write)
+    monkeypatch.setattr(FileSystem, "read", seen_read)
+    return found
+
+
+@pytest.mark.parametrize("layers", [4, 23])
+def test_all_layers_are_written_and_read_and_nothing_is_left(
+    layers: int, tmp_path: Path, requests: Requests
+) -> None:
+    found = measure(tmp_path, layers * LAYER + LAYER // 2)
     assert found.write > 0
     assert found.read > 0
-    offsets = {0, 16 * MIB, 32 * MIB}
-    assert (set(written), set(read)) == (offsets, offsets)
+    files = {file for file, _, _ in requests.written}
+    assert len(files) == 2 * layers  # weights, and what the optimizer has
+    written = sum(taken for *_, taken in requests.written)
+    read = sum(got for *_, got in requests.read)
+    # Each has a header; past the page cache only whole blocks are written.
+    assert layers * LAYER < read <= written < layers * LAYER + len(files) * 2 * BLOCK
+    assert {file for file, _, _ in requests.read} == files
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_timed_is_written_where_nothing_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_timed_is_written_where_nothing_was(tmp_path: Path, requests: Requests) -> None:
     """As a checkpoint is: writing over what is there is quicker, and not what a save does."""
-    pwrite, over = os.pwrite, []
-
-    def seen(handle: int, data: memoryview, offset: int) -> int:
-        over.append(os.fstat(handle).st_size > offset)
-        return pwrite(handle, data, offset)
-
-    monkeypatch.setattr(os, "pwrite", seen)
-    # The request that tries O_DIRECT is not timed.
-    measure_disk(tmp_path, 48 * MIB, Stopwatch(60.0), 30.0, lambda *_: False)
-    assert over == [False] * 9
+    measure(tmp_path)
+    places = [(file, offset) for file, offset, _ in requests.written]
+    assert len({*places}) == len(places)
 
 
 @pytest.mark.parametrize("refuses", ["the flag", "the first request"])
 def test_where_o_direct_is_refused_the_page_cache_serves_and_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
 ) -> None:
-    control, pwrite = fcntl.fcntl, os.pwrite
+    control, write = fcntl.fcntl, FileSystem.write
 
-    def is_direct(handle: int) -> bool:
-        return bool(control(handle, fcntl.F_GETFL) & os.O_DIRECT)
-
-    def set_flags(handle: int, command: int, flags: int = 0) -> int:
+    def set_flags(fd: int, command: int, flags: int = 0) -> int:
         if command == fcntl.F_SETFL and flags & os.O_DIRECT and refuses == "the flag":
             raise OSError(errno.EINVAL, "Invalid argument")
-        return int(control(handle, command, flags))
+        return int(control(fd, command, flags))
 
-    def write(handle: int, data: memoryview, offset: int) -> int:
-        if is_direct(handle):
+    def refuse(fs: FileSystem, fd: int, data: memoryview, offset: int) -> int:
+        if control(fd, fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
-        return pwrite(handle, data, offset)
+        return write(fs, fd, data, offset)
 
     monkeypatch.setattr(fcntl, "fcntl", set_flags)
-    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(FileSystem, "write", refuse)
     assert measure(tmp_path).direct is False
+
+
+def test_what_passes_the_page_cache_by_does_so_when_it_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct: list[bool] = []
+    read = FileSystem.read
+
+    def seen(fs: FileSystem, fd: int, buffer: memoryview, offset: int) -> int:
+        direct.append(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
+        return read(fs, fd, buffer, offset)
+
+    monkeypatch.setattr(FileSystem, "read", seen)
+    found = measure(tmp_path)
+    assert {*direct} == {found.direct}
 
 
 def test_a_failure_that_is_no_refusal_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(handle: int, data: memoryview, offset: int) -> int:
+    def full(fs: FileSystem, fd: int, data: memoryview, offset: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(FileSystem, "write", full)
     with pytest.raises(StorageError, match="No space left"):
         measure(tmp_path)
     with pytest.raises(StorageError):
@@ -104,26 +132,17 @@ def test_a_disk_that_is_nearly_full_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Usage:
-        free = 100 * MIB
+        free = 31 * LAYER  # of an eighth of it each thread takes a layer
 
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage)
-    with pytest.raises(StorageError, match=r"100\.0 MiB free, too little"):
+    with pytest.raises(StorageError, match=r"free, too little"):
         measure(tmp_path)
 
 
-def test_a_slow_disk_ends_with_its_budget(tmp_path: Path) -> None:
-    """Each look at the clock costs a second, so a pass sees a chunk or two of many."""
+def test_a_slow_disk_ends_with_its_budget(tmp_path: Path, requests: Requests) -> None:
+    """Each look at the clock costs a second, so a thread sees a chunk or two of many."""
     now = iter(range(10**6))
     watch = Stopwatch(1e6, lambda: float(next(now)))
-    found = measure_disk(tmp_path, 160 * MIB, watch, 10.0, lambda handle, data: False)
-    assert found.direct is False
-    assert next(now) < 40
-
-
-def test_a_direct_file_is_one(tmp_path: Path) -> None:
-    """Whatever `set_direct` answers is what the file is."""
-    data = memoryview(Arena(16 * MIB).take(16 * MIB).numpy().data)
-    with (tmp_path / "file").open("wb", buffering=0) as file:
-        answer = set_direct(file.fileno(), data)
-        flags = fcntl.fcntl(file.fileno(), fcntl.F_GETFL)
-        assert bool(flags & os.O_DIRECT) == answer
+    measure_disk(tmp_path, 100 * LAYER, NUMEL, watch, 10.0)
+    assert IO_CHUNKS <= len(requests.written) < 20
+    assert IO_CHUNKS <= len(requests.read) < 20

@@ -128,7 +128,7 @@ def test_the_optimizer_updates_every_parameter_and_finds_no_odd_numbers(
     changed: dict[int, list[float]] = {}
 
     def watched(self: TileUpdater, tile, gradient, start, step):  # type: ignore[no-untyped-def] # as the method
-        (name,) = tile.layout.by_name
+        name = next(iter(tile.layout.by_name))
         before = tile.read_master(name)
         done = submit(self, tile, gradient, start, step)
         done.result()
