@@ -19,29 +19,28 @@ _STEP = AdamStep(step=10, lr=1e-5, beta1=0.9, beta2=0.999, eps=1e-8, weight_deca
 
 
 def measure_adam(
-    numel: int, threads: tuple[int, ...], stopwatch: Stopwatch, budget: float
+    store: MasterStore, threads: tuple[int, ...], stopwatch: Stopwatch, budget: float
 ) -> tuple[ThreadRate, ...]:
     """Updates of several tiles with the default masters, as a deferred run does them.
 
     Many are under way at once, so that the start and the end, where threads are idle, count little.
 
     Args:
-        numel: Parameters of all tiles.
+        store: With all that an update needs, from `filled_store`.
         threads: Numbers of threads to measure with.
         stopwatch: What measures.
         budget: Seconds for all of it.
     """
-    with filled_store(numel) as store:
-        updated = sum(tile.layout.numel for tile in store.tiles)
-        rates = []
-        for count in threads:
-            with TileUpdater(count, fmt=DEFAULT_FORMAT) as updater:
-                seconds = stopwatch.median(
-                    partial(stopwatch.seconds_of, partial(_update_all, updater, store)),
-                    budget / len(threads),
-                )
-            rates.append(ThreadRate(count, updated / seconds))
-        return tuple(rates)
+    updated = sum(tile.layout.numel for tile in store.tiles)
+    rates = []
+    for count in threads:
+        with TileUpdater(count, fmt=DEFAULT_FORMAT) as updater:
+            seconds = stopwatch.median(
+                partial(stopwatch.seconds_of, partial(_update_all, updater, store)),
+                budget / len(threads),
+            )
+        rates.append(ThreadRate(count, updated / seconds))
+    return tuple(rates)
 
 
 @contextmanager

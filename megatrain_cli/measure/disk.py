@@ -22,12 +22,11 @@ from megatrain_cli.checkpoint.layer_writer import LayerWriter
 from megatrain_cli.checkpoint.parts import tile_parts
 from megatrain_cli.checkpoint.write import FileWriter
 from megatrain_cli.errors import StorageError
-from megatrain_cli.measure.filled import filled_store
 from megatrain_cli.measure.stopwatch import Clock, Stopwatch
 from megatrain_cli.plan.checkpoints import IO_CHUNK_BYTES, IO_CHUNKS
 from megatrain_cli.plan.rates import DiskRates
 from megatrain_cli.store.arena import Arena
-from megatrain_cli.store.master import LayerTile
+from megatrain_cli.store.master import LayerTile, MasterStore
 from megatrain_cli.units import round_up, show_bytes
 
 T = TypeVar("T")
@@ -41,7 +40,7 @@ _SHARE_OF_READS = 0.25
 def measure_disk(
     folder: Path,
     num_bytes: int,
-    numel: int,
+    store: MasterStore,
     stopwatch: Stopwatch,
     budget: float,
     direct: Literal["auto", "off"] = "auto",
@@ -51,7 +50,7 @@ def measure_disk(
     Args:
         folder: On the disk in question.
         num_bytes: Of all files; less where less is free, or where the disk is slow.
-        numel: Parameters in memory; they are written as often as it takes.
+        store: Whose layers are written, as often as it takes; from `filled_store`.
         stopwatch: Whose clock counts.
         budget: Seconds for all.
         direct: `auto` tries to pass the page cache by.
@@ -60,7 +59,7 @@ def measure_disk(
         StorageError: The folder cannot be written, or has no room for a layer a thread.
     """
     try:
-        with filled_store(numel) as store, _Nameless(folder) as fs:
+        with _Nameless(folder) as fs:
             layer = sum(part.num_bytes for part in tile_parts(store.tiles[0]))
             free = shutil.disk_usage(folder).free
             count = min(num_bytes, free // _SHARE_OF_FREE) // layer

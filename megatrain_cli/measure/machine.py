@@ -25,6 +25,7 @@ from megatrain_cli.measure.compute import (
     measure_new_products,
 )
 from megatrain_cli.measure.disk import measure_disk
+from megatrain_cli.measure.filled import filled_store
 from megatrain_cli.measure.gradients import measure_fresh, measure_logits, measure_sums
 from megatrain_cli.measure.link import measure_link
 from megatrain_cli.measure.lockable import SHARE_OF_HOST, Lockable, Locker, find_lockable
@@ -127,13 +128,14 @@ class _Work:
         copy = measure_copy(amounts.copy_bytes, threads, watch, _COPY, pin=False)
         self.say("reads of memory")
         read = measure_read(amounts.copy_bytes, threads, watch, _READ)
-        self.say("the optimizer")
-        adam = measure_adam(amounts.adam_numel, threads, watch, _ADAM)
+        with filled_store(amounts.adam_numel) as store:
+            self.say("the optimizer")
+            adam = measure_adam(store, threads, watch, _ADAM)
+            disk = self._try(
+                "the disk",
+                lambda: measure_disk(self.disk, amounts.disk_bytes, store, watch, _DISK),
+            )
         cpu = None if on_gpu else self._cpu()
-        disk = self._try(
-            "the disk",
-            lambda: measure_disk(self.disk, amounts.disk_bytes, amounts.adam_numel, watch, _DISK),
-        )
         if disk is not None and not disk.direct:
             self._note("the disk: O_DIRECT was refused, so files went through the page cache")
         link = pinned = lockable = compute = beside = None

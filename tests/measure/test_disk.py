@@ -12,6 +12,7 @@ import pytest
 from megatrain_cli.checkpoint.fsio import BLOCK, FileSystem
 from megatrain_cli.errors import StorageError
 from megatrain_cli.measure.disk import measure_disk
+from megatrain_cli.measure.filled import filled_store
 from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.plan.checkpoints import IO_CHUNKS
 from megatrain_cli.plan.rates import DiskRates
@@ -21,7 +22,8 @@ LAYER = (NUMEL // 16 + 512) * 12
 
 
 def measure(folder: Path, num_bytes: int = 20 * LAYER) -> DiskRates:
-    return measure_disk(folder, num_bytes, NUMEL, Stopwatch(60.0), 30.0)
+    with filled_store(NUMEL) as store:
+        return measure_disk(folder, num_bytes, store, Stopwatch(60.0), 30.0)
 
 
 @dataclass
@@ -143,6 +145,7 @@ def test_a_slow_disk_ends_with_its_budget(tmp_path: Path, requests: Requests) ->
     """Each look at the clock costs a second, so a thread sees a chunk or two of many."""
     now = iter(range(10**6))
     watch = Stopwatch(1e6, lambda: float(next(now)))
-    measure_disk(tmp_path, 100 * LAYER, NUMEL, watch, 10.0)
+    with filled_store(NUMEL) as store:
+        measure_disk(tmp_path, 100 * LAYER, store, watch, 10.0)
     assert IO_CHUNKS <= len(requests.written) < 20
     assert IO_CHUNKS <= len(requests.read) < 20

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from megatrain_cli.measure.adam import busy_optimizer, measure_adam
 from megatrain_cli.measure.amounts import FULL, thread_counts
 from megatrain_cli.measure.compute import Layer, compile_layer
+from megatrain_cli.measure.filled import filled_store
 from megatrain_cli.measure.gradients import measure_fresh, measure_logits, measure_sums
 from megatrain_cli.measure.memory import cut, fill, measure_copy, measure_read
 from megatrain_cli.measure.stopwatch import Stopwatch
@@ -69,10 +70,12 @@ def test_amounts_fit_the_memory_that_is_free(free: int) -> None:
 
 def test_each_number_of_threads_has_a_rate() -> None:
     watch = Stopwatch(30.0)
+    with filled_store(1 << 16) as store:
+        adam = measure_adam(store, (1, 3), watch, 0.1)
     for rates in (
         measure_copy(1 << 20, (1, 3), watch, 0.1, pin=False),
         measure_read(1 << 20, (1, 3), watch, 0.1),
-        measure_adam(1 << 16, (1, 3), watch, 0.1),
+        adam,
     ):
         assert [rate.threads for rate in rates] == [1, 3]
         assert all(rate.rate > 0 for rate in rates)
@@ -139,7 +142,8 @@ def test_the_optimizer_updates_every_parameter_and_finds_no_odd_numbers(
         return done
 
     monkeypatch.setattr(TileUpdater, "submit", watched)
-    measure_adam(1 << 16, (2,), Stopwatch(30.0), 0.0)
+    with filled_store(1 << 16) as store:
+        measure_adam(store, (2,), Stopwatch(30.0), 0.0)
     counts = {len(shares) for shares in changed.values()}
     assert len(changed) > 1
     assert counts == {min(counts)}  # each tile as often as any other
