@@ -62,9 +62,9 @@ class SignalThread:
 
     def stop(self) -> None:
         """Give these signals back to whom they had been of; to be called on the main thread."""
+        signal.set_wakeup_fd(self._pipe_before)  # first: from now on nobody would ask this one
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave us
-        signal.set_wakeup_fd(self._pipe_before)
         os.close(self._writing)  # ends the thread, once it has read all
         self._thread.join()
         with self._heeding:

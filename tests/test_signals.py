@@ -95,3 +95,25 @@ def test_what_came_before_the_end_is_heeded_and_all_is_as_it_was_behind_it() -> 
     before = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(before)
     assert before == -1
+
+
+def test_one_that_comes_as_the_end_is_made_is_of_whom_it_had_been(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[int] = []
+    give_back = signal.signal
+
+    def late(number: signal.Signals, handler: object) -> object:
+        monkeypatch.setattr(signal, "signal", give_back)
+        signal.raise_signal(signal.SIGTERM)
+        before = signal.signal(number, handler)  # type: ignore[arg-type]  # as it came
+        signal.raise_signal(signal.SIGTERM)
+        return before
+
+    with heeding(SignalThread([signal.SIGTERM], heard.append)) as outer:
+        inner = SignalThread([signal.SIGTERM], lambda number: heard.append(-number))
+        inner.start()
+        monkeypatch.setattr(signal, "signal", late)
+        inner.stop()
+        outer.catch_up()
+        assert heard == [signal.SIGTERM] * 2
