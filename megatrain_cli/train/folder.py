@@ -159,7 +159,12 @@ class RunFolder:
         Raises:
             StorageError: The disk refused it.
         """
-        replace_file(self._fs, self.path / _CONFIG_NAME, text.encode())
+        replace_file(self._fs, self.config_file, text.encode())
+
+    @property
+    def config_file(self) -> Path:
+        """The config as it was resolved; only people read it."""
+        return self.path / _CONFIG_NAME
 
     @property
     def metrics(self) -> Path:
@@ -220,7 +225,7 @@ class RunFolder:
 
     def _refuse_a_config(self, named_by: str, other: str) -> None:
         """No run began here, so it is a person's, most likely the one that names this folder."""
-        path = self.path / _CONFIG_NAME
+        path = self.config_file
         if self._fs.exists(path) and not self._fs.exists(self.path / IDENTITY_NAME):
             raise ConfigError(
                 f"{named_by}: the run would write its config over {path}. Name another folder"

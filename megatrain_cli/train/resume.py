@@ -26,6 +26,7 @@ from megatrain_cli.config.load import LoadedConfig, parse_config
 from megatrain_cli.config.paths import GivenPath
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import ConfigError, CorruptError, IncompatibleError
+from megatrain_cli.train.edited import notes_on_edited
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.identity import Origin
 from megatrain_cli.train.position import Position, position_of
@@ -69,6 +70,8 @@ class ResumedConfig:
         loaded: In force. Its model is the checkpoint's own folder, as the one that the run began
             from may be gone.
         recorded: To be written down: the same, with the model's path as it was first given.
+        saved: As the checkpoint has it.
+        given: Keys that the command line sets.
         allowed: Keys that the user named.
         changes: What belongs in the lineage.
         notes: What the user should be told.
@@ -77,6 +80,8 @@ class ResumedConfig:
 
     loaded: LoadedConfig
     recorded: TrainConfig
+    saved: TrainConfig
+    given: frozenset[str]
     allowed: frozenset[str]
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
@@ -180,7 +185,8 @@ def open_resume(
         manifest = checkpoint.manifest
         origin = Origin(manifest.run_id, manifest.id, manifest.step)
         folder = stack.enter_context(RunFolder(_absolute(request.fork, request), origin))
-    notes = (*folder.notes, *choice.notes, *config.notes)
+    edited = () if is_fork else notes_on_edited(folder.config_file, config.saved, config.given)
+    notes = (*folder.notes, *choice.notes, *edited, *config.notes)
     return Resumption(checkpoint, folder, config, notes, choice, is_fork)
 
 
@@ -236,6 +242,8 @@ def resumed_config(
     return ResumedConfig(
         loaded=in_force,
         recorded=_set(wanted.config, {"train.output_dir": output_dir}),
+        saved=saved,
+        given=frozenset(map(_key_of, overrides)),
         allowed=allowed,
         changes=recorded,
         notes=(*own, *_about(changes, wanted.config), *template.notes),
@@ -274,6 +282,11 @@ def decide(
         choice.checkpoint.close()
         raise
     return choice, config
+
+
+def _key_of(override: str) -> str:
+    """Section and key, without what lies below: `pipeline.activations` for its `keep_layers`."""
+    return ".".join(override.partition("=")[0].split(".")[:2])
 
 
 def _unchangeable(key: str) -> str:
