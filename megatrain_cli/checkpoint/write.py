@@ -7,6 +7,7 @@ altogether, each chunk is written back and taken out of the page cache soon afte
 """
 
 import errno
+import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -18,7 +19,6 @@ import numpy as np
 import xxhash
 
 from megatrain_cli.checkpoint.fsio import BLOCK, FileSystem
-from megatrain_cli.store.arena import Arena
 from megatrain_cli.units import MIB
 
 Piece = memoryview | bytes
@@ -253,8 +253,11 @@ class FileWriter:
         """This thread's buffer of one chunk, in huge pages: small ones take longer to write."""
         found: memoryview | None = getattr(self._own, "bounce", None)
         if found is None:
-            pages = Arena(self._chunk_bytes).take(self._chunk_bytes)
-            found = self._own.bounce = memoryview(pages.numpy().data)
+            pages = mmap.mmap(-1, self._chunk_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with suppress(OSError):  # a kernel without them: slower, nothing else
+                    pages.madvise(mmap.MADV_HUGEPAGE)
+            found = self._own.bounce = memoryview(pages)
         return found
 
 
