@@ -27,7 +27,7 @@ from megatrain_cli.config.paths import GivenPath
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import ConfigError, CorruptError, IncompatibleError
 from megatrain_cli.train.edited import notes_on_edited
-from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.folder import CONFIG_NAME, RunFolder
 from megatrain_cli.train.identity import Origin
 from megatrain_cli.train.position import Position, position_of
 from megatrain_cli.train.saved_template import find_saved_template
@@ -70,8 +70,6 @@ class ResumedConfig:
         loaded: In force. Its model is the checkpoint's own folder, as the one that the run began
             from may be gone.
         recorded: To be written down: the same, with the model's path as it was first given.
-        saved: As the checkpoint has it.
-        given: Keys that the command line sets.
         allowed: Keys that the user named.
         changes: What belongs in the lineage.
         notes: What the user should be told.
@@ -80,8 +78,6 @@ class ResumedConfig:
 
     loaded: LoadedConfig
     recorded: TrainConfig
-    saved: TrainConfig
-    given: frozenset[str]
     allowed: frozenset[str]
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
@@ -185,8 +181,7 @@ def open_resume(
         manifest = checkpoint.manifest
         origin = Origin(manifest.run_id, manifest.id, manifest.step)
         folder = stack.enter_context(RunFolder(_absolute(request.fork, request), origin))
-    edited = () if is_fork else notes_on_edited(folder.config_file, config.saved, config.given)
-    notes = (*folder.notes, *choice.notes, *edited, *config.notes)
+    notes = (*folder.notes, *choice.notes, *config.notes)
     return Resumption(checkpoint, folder, config, notes, choice, is_fork)
 
 
@@ -237,16 +232,19 @@ def resumed_config(
     places = {"model.path": checkpoint.folder.absolute(), "train.output_dir": output_dir}
     if template.path is not None:
         places["data.template"] = template.path
+    edited: tuple[str, ...] = ()
+    if request.fork is None:
+        edited = notes_on_edited(
+            output_dir / CONFIG_NAME, saved, frozenset(map(_key_of, overrides))
+        )
     own = tuple(note for note in wanted.notes if note.partition(":")[0] in overridden)
     in_force = replace(_with_paths(wanted, places), notes=own)
     return ResumedConfig(
         loaded=in_force,
         recorded=_set(wanted.config, {"train.output_dir": output_dir}),
-        saved=saved,
-        given=frozenset(map(_key_of, overrides)),
         allowed=allowed,
         changes=recorded,
-        notes=(*own, *_about(changes, wanted.config), *template.notes),
+        notes=(*edited, *own, *_about(changes, wanted.config), *template.notes),
         extended=is_extended(changes),
     )
 

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from megatrain_cli.config.load import dump_config
+from megatrain_cli.train.outlook import find_finished
+from megatrain_cli.train.resume import ResumeRequest
 from tests.plan.small import Sections
 from tests.train.saved import make_run, saved_config
-from tests.train.test_resume import resume, step
+from tests.train.test_resume import FINISHED, FS, resume, step
 
 EDITED: Sections = {"optimizer": {"learning_rate": 0.5}, "checkpoint": {"save_steps": 7}}
 
@@ -31,6 +33,15 @@ def test_each_key_that_differs_is_named_with_both_values_and_what_to_do(tmp_path
     assert "optimizer.learning_rate is 0.5 there and stays 2e-05" in said
     assert "checkpoint.save_steps is 7 there and stays null" in said
     assert "on the command line, as `optimizer.learning_rate=...`" in said
+
+
+def test_a_run_that_has_ended_says_it_too(tmp_path: Path) -> None:
+    """The file's new length is not heeded either."""
+    make_run(tmp_path, [20])
+    write(tmp_path, {"train": {"max_steps": 40}})
+    said: list[str] = []
+    assert find_finished(ResumeRequest(tmp_path), FS, said.append, {}) == FINISHED
+    assert "train.max_steps is 40 there and stays 20" in said[-1]
 
 
 def test_what_the_command_line_sets_is_not_asked_for_again(tmp_path: Path) -> None:
