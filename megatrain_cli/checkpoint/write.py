@@ -255,7 +255,7 @@ class FileWriter:
         if found is None:
             pages = mmap.mmap(-1, self._chunk_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
-                with suppress(OSError):  # a kernel without them
+                with suppress(OSError):  # a kernel without them: slower, nothing else
                     pages.madvise(mmap.MADV_HUGEPAGE)
             found = self._own.bounce = memoryview(pages)
         return found

@@ -5,6 +5,7 @@ Importing this module must stay cheap: each command imports what it needs when i
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +13,13 @@ import typer
 from megatrain_cli import __version__
 from megatrain_cli.cli import data, export, inspect, plan, probe, resume, train
 from megatrain_cli.cli.options import TAKES_OVERRIDES
-from megatrain_cli.errors import DeviceError, InternalError, MegatrainError, StorageError
+from megatrain_cli.errors import (
+    ConfigError,
+    DeviceError,
+    InternalError,
+    MegatrainError,
+    StorageError,
+)
 from megatrain_cli.report.listener import Listener
 
 _EPILOG = (
@@ -57,6 +64,13 @@ def _root(
     ] = False,
 ) -> None:
     """Train every parameter of a language model that does not fit on the GPU."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        # Relative paths have no place, and torch's libraries abort the process as they load.
+        raise ConfigError(
+            "The working folder was removed. Go to one that is there: `cd` to its full path."
+        ) from None
 
 
 def main() -> None:

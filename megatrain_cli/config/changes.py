@@ -99,7 +99,7 @@ class Change:
 
     def text(self) -> str:
         """For messages: `optimizer.learning_rate: 1e-05 -> 2e-05`."""
-        return f"{self.key}: {_show(self.old)} -> {_show(self.new)}"
+        return f"{self.key}: {show_value(self.old)} -> {show_value(self.new)}"
 
     def lineage(self, step: int) -> dict[str, JsonValue]:
         """For the manifest, which holds no floats: these are their hexadecimal texts.
@@ -238,11 +238,16 @@ def _explain(word: str, found: Sequence[str]) -> str:
     return f"there is no key `{word}`" + (f". Did you mean `{near}`?" if near else "")
 
 
-def _show(value: JsonValue) -> str:
+def show_value(value: JsonValue) -> str:
+    """A key's value for messages."""
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        return ", ".join(_show(item) for item in value)
+        return ", ".join(show_value(item) for item in value)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {_show(v)}" for k, v in value.items() if v is not None) + "}"
+        return (
+            "{"
+            + ", ".join(f"{k}: {show_value(v)}" for k, v in value.items() if v is not None)
+            + "}"
+        )
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else str(value)

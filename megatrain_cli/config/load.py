@@ -146,11 +146,21 @@ def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
     if is_rows and (is_folder or (is_folder is None and is_hub_id(Path(given.text)))):
         return None  # all files below the folder; a hub is asked when rows are read
     if is_folder is None:
-        return f"there is no {'model folder' if wants_folder else 'file'} {shown}"
+        missing = f"there is no {'model folder' if wants_folder else 'file'} {shown}"
+        return missing + _remedy_of(given.text, wants_folder)
     if is_folder is wants_folder:
         return None
     kind, remedy = ("file", "the model's folder") if wants_folder else ("folder", "its files")
     return f"{shown} is a {kind}; name {remedy}"
+
+
+def _remedy_of(text: str, wants_folder: bool) -> str:
+    """What to do where a text is no path but something that other tools take for one."""
+    if "://" in text:
+        return ". Addresses are not read: download it, and name the copy"
+    if any(char in text for char in "*?[") and not wants_folder:
+        return ". Patterns are not expanded: name a folder, or a list of files"
+    return ""
 
 
 def _find_other(model: Path) -> str | None:

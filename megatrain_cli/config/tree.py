@@ -6,7 +6,7 @@ Every key must be written once; anchors, aliases and `<<` merges work.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -95,7 +95,8 @@ def read_tree(text: str, place: Callable[[int], str]) -> tuple[Located, list[str
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise TreeError(f"{place(line)}: not valid YAML: {_explain(error)}") from error
+        around = text.split("\n")[max(line - 2, 0) : line]
+        raise TreeError(f"{place(line)}: not valid YAML: {_explain(error, around)}") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, int(error.position)) + 1
         char = f"U+{int(error.character):04X}"
@@ -111,10 +112,23 @@ def read_tree(text: str, place: Callable[[int], str]) -> tuple[Located, list[str
         raise TreeError(f"{place(1)}: not valid YAML: nested too deeply") from None
 
 
-def _explain(error: yaml.MarkedYAMLError) -> str:
+def _explain(error: yaml.MarkedYAMLError, around: Sequence[str]) -> str:
+    """What is wrong, in words of a person who does not know PyYAML's.
+
+    Args:
+        error: What it says.
+        around: The line where it was noticed, and the one before.
+    """
     problem = error.problem or "unreadable"
+    for line in around:
+        indent = line[: len(line) - len(line.lstrip())]
+        odd = next((char for char in indent if char not in " \t\r"), None)
+        if odd is not None:
+            return f"U+{ord(odd):04X} in an indent, which looks like a space; indent with spaces"
     if "'\\t'" in problem:
         return "a tab; indent with spaces"
+    if "scanning an alias" in (error.context or ""):
+        return "`*` begins the name of an alias; quote a text that begins with it"
     if "expected a single document" in (error.context or ""):
         return "a second document begins with `---`; write one config a file"
     if problem == "mapping values are not allowed here":

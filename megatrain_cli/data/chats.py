@@ -20,6 +20,10 @@ TAGS = (*ROLES, "observation", "function_call")
 MEDIA = ("images", "videos", "audios")
 """Columns of what is no text; one that is empty says nothing."""
 
+# What says whether a turn is learnt, by the tools whose files have it: ours, ms-swift's, axolotl's,
+# OpenAI's. A mark that is not known would be passed over, and what it forbids be learnt.
+_TRAIN = ("train", "loss", "training", "weight")
+
 # sharegpt's names of roles. Its `function_call` is an assistant turn that only calls tools.
 _SHAREGPT = {
     "system": "system",
@@ -221,20 +225,22 @@ def _refuse_other_keys(
 
 
 def _with_train(message: Message, place: str, where: str) -> Message:
-    """`train` as a bool. OpenAI's `weight`, 0 or 1, says the same."""
-    if "weight" in message and "train" not in message:
-        weight = message.pop("weight")
-        if isinstance(weight, bool) or weight not in (0, 1):
+    """`train` as a bool, whatever the file calls it."""
+    name = next((name for name in _TRAIN if name in message), None)
+    if name is None:
+        return message
+    train, is_answer = message.pop(name), message["role"] == "assistant"
+    if name == "weight":
+        if isinstance(train, bool) or train not in (0, 1):
             raise RowError(where, f"{place}.weight: neither 0 nor 1")
-        message["train"] = weight == 1
-        if message["role"] != "assistant":
-            del message["train"]
-    train = message.get("train", False)
+        if not is_answer:
+            return message
+        train = train == 1
     if not isinstance(train, bool):
-        raise RowError(where, f"{place}.train: {show_kind(train)} where true or false is expected")
-    if train and message["role"] != "assistant":
-        raise RowError(where, f"{place}.train: true on a turn that is not the assistant's")
-    return message
+        raise RowError(where, f"{place}.{name}: {show_kind(train)} where true or false is expected")
+    if train and not is_answer:
+        raise RowError(where, f"{place}.{name}: true on a turn that is not the assistant's")
+    return {**message, "train": train}
 
 
 def _calls(parts: Fields) -> list[object]:

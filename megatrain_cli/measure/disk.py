@@ -64,8 +64,10 @@ def measure_disk(
             free = shutil.disk_usage(folder).free
             count = min(num_bytes, free // _SHARE_OF_FREE) // layer
             if count < IO_CHUNKS:
+                least = show_bytes(IO_CHUNKS * layer * _SHARE_OF_FREE)
                 raise StorageError(
-                    f"{folder} has {show_bytes(free)} free, too little to measure with."
+                    f"{folder} has {show_bytes(free)} free, and {least} is needed, of which an "
+                    "eighth is written. Name a folder on another disk with `--disk`."
                 )
             writer = FileWriter(fs, direct=direct)
             tiles = [store.tiles[i % len(store.tiles)] for i in range(count)]

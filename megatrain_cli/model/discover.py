@@ -63,6 +63,18 @@ def discover(
     return make_skeleton(config, dtype=dtype, attention=attention, to_train=to_train)
 
 
+def _what_it_is(folder: Path) -> str:
+    """What is named where a model's folder belongs, and what to name instead."""
+    if (folder / "checkpoints").is_dir():
+        return (
+            "it is a run. Name one of its checkpoints, or what `megatrain export` makes of it; "
+            "`megatrain resume` goes on with the run itself."
+        )
+    if (folder / "adapter_config.json").is_file():
+        return "it holds an adapter. Merge that into its model, and name the result."
+    return "it is no model as Hugging Face serves it. Name the folder that has the file."
+
+
 def read_config(folder: Path) -> PreTrainedConfig:
     """Read config.json as Hugging Face does, without running code from the folder.
 
@@ -73,6 +85,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{folder} has no config.json: {_what_it_is(folder)}") from error
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:

@@ -117,8 +117,8 @@ class Attempt:
                 done = self._make_steps(run, stop)
                 self._engine.lanes.drain()
             self._end(done, stop, run.landed if update_stop.at is not None else None)
-        except (Stopped, LockedError, DiskFullError):
-            raise  # saved, or not ours to save, or not to be saved
+        except (Stopped, LockedError):
+            raise  # saved, or not ours to save
         except Exception as error:
             self._fail(error)
             raise
@@ -285,7 +285,8 @@ class Attempt:
                     raise LockRefused(str(error)) from error
             return
         self._engine.lanes.halt()
-        said = self._rescue.save()
+        full = isinstance(error, DiskFullError)  # would refuse this save too
+        said = self._rescue.saving.newest() if full else self._rescue.save()
         if isinstance(error, MegatrainError):
             error.args = (f"{error} {said}",)
         else:

@@ -29,7 +29,7 @@ from megatrain_cli.train.identity import (
 from megatrain_cli.train.lock import RunLock
 from megatrain_cli.train.superseded import SUPERSEDED, cut_journal, set_aside, split_journal
 
-_CONFIG_NAME = "config.yaml"
+CONFIG_NAME = "config.yaml"
 
 
 class RunFolder:
@@ -159,7 +159,7 @@ class RunFolder:
         Raises:
             StorageError: The disk refused it.
         """
-        replace_file(self._fs, self.path / _CONFIG_NAME, text.encode())
+        replace_file(self._fs, self.path / CONFIG_NAME, text.encode())
 
     @property
     def metrics(self) -> Path:
@@ -220,7 +220,7 @@ class RunFolder:
 
     def _refuse_a_config(self, named_by: str, other: str) -> None:
         """No run began here, so it is a person's, most likely the one that names this folder."""
-        path = self.path / _CONFIG_NAME
+        path = self.path / CONFIG_NAME
         if self._fs.exists(path) and not self._fs.exists(self.path / IDENTITY_NAME):
             raise ConfigError(
                 f"{named_by}: the run would write its config over {path}. Name another folder"

@@ -26,7 +26,8 @@ from megatrain_cli.config.load import LoadedConfig, parse_config
 from megatrain_cli.config.paths import GivenPath
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import ConfigError, CorruptError, IncompatibleError
-from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.edited import notes_on_edited
+from megatrain_cli.train.folder import CONFIG_NAME, RunFolder
 from megatrain_cli.train.identity import Origin
 from megatrain_cli.train.position import Position, position_of
 from megatrain_cli.train.saved_template import find_saved_template
@@ -231,6 +232,11 @@ def resumed_config(
     places = {"model.path": checkpoint.folder.absolute(), "train.output_dir": output_dir}
     if template.path is not None:
         places["data.template"] = template.path
+    edited: tuple[str, ...] = ()
+    if request.fork is None:
+        edited = notes_on_edited(
+            output_dir / CONFIG_NAME, saved, frozenset(map(_key_of, overrides))
+        )
     own = tuple(note for note in wanted.notes if note.partition(":")[0] in overridden)
     in_force = replace(_with_paths(wanted, places), notes=own)
     return ResumedConfig(
@@ -238,7 +244,7 @@ def resumed_config(
         recorded=_set(wanted.config, {"train.output_dir": output_dir}),
         allowed=allowed,
         changes=recorded,
-        notes=(*own, *_about(changes, wanted.config), *template.notes),
+        notes=(*edited, *own, *_about(changes, wanted.config), *template.notes),
         extended=is_extended(changes),
     )
 
@@ -274,6 +280,11 @@ def decide(
         choice.checkpoint.close()
         raise
     return choice, config
+
+
+def _key_of(override: str) -> str:
+    """Section and key, without what lies below: `pipeline.activations` for its `keep_layers`."""
+    return ".".join(override.partition("=")[0].split(".")[:2])
 
 
 def _unchangeable(key: str) -> str:

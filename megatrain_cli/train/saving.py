@@ -115,6 +115,12 @@ class Saving:
         for report in reports:
             self._note(report)
 
+    def newest(self) -> str:
+        """What there is to go on from, where nothing more can be saved."""
+        if self.saved_step is None:
+            return "Nothing of this run is saved."
+        return f"The newest checkpoint is of step {self.saved_step}; `resume` goes on from it."
+
     def would_take_longer(self, step: int, seconds: float) -> bool:
         """Whether saving a step takes longer than that, by the last save of this process.
 

@@ -112,6 +112,20 @@ def test_wrong_usage_leaves_with_2_and_says_what_to_do(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "words", [["plan", "/c.yaml"], ["probe"], ["resume", "/run"], ["data", "preview", "/c.yaml"]]
+)
+def test_a_working_folder_that_was_removed_is_said_before_anything_is_loaded(
+    megatrain: Leaves, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, out, err = megatrain(*words)
+    assert (code, out) == (1, "")
+    assert err.startswith("The working folder was removed.")
+
+
 @pytest.mark.parametrize("command", ["plan", "train"])
 def test_a_wrong_config_leaves_with_1_and_every_problem_on_stderr(
     megatrain: Leaves, project: Path, command: str

@@ -117,6 +117,23 @@ def test_every_missing_path_is_shown_as_given_and_as_resolved(load: Load, tmp_pa
     ]
 
 
+@pytest.mark.parametrize(
+    ("key", "text", "remedy"),
+    [
+        ("data.train", "rows/*.jsonl", ". Patterns are not expanded: name a folder, or a list"),
+        ("data.eval", "rows/[ab].jsonl", ". Patterns are not expanded: name a folder, or a list"),
+        ("data.train", "https://host/a.jsonl", ". Addresses are not read: download it"),
+        ("data.train", "file:///data/a.jsonl", ". Addresses are not read: download it"),
+        ("model.path", "https://host/org/name", ". Addresses are not read: download it"),
+    ],
+)
+def test_what_is_no_path_but_looks_like_one_is_told_what_to_do(
+    load: Load, key: str, text: str, remedy: str
+) -> None:
+    [problem] = [p for p in missing(load, f"{key}={text}") if text in p]
+    assert remedy in problem
+
+
 def test_paths_of_the_wrong_kind_are_refused(load: Load, tmp_path: Path) -> None:
     (tmp_path / "model").write_text("")
     (tmp_path / "train.jsonl").mkdir()

@@ -97,6 +97,8 @@ def test_a_system_column_stands_before_the_turns_and_not_beside_another(write: W
     [
         ({"role": "assistant", "content": "a", "train": 1}, "train: a number where true or false"),
         ({"role": "user", "content": "a", "train": True}, "train: true on a turn that is not"),
+        ({"role": "assistant", "content": "a", "loss": 0.5}, "loss: a number where true or false"),
+        ({"role": "user", "content": "a", "loss": True}, "loss: true on a turn that is not"),
         ({"role": "assistant", "content": "a", "weight": 0.5}, "weight: neither 0 nor 1"),
         ({"role": "assistant", "content": "a", "weight": True}, "weight: neither 0 nor 1"),
     ],
@@ -114,6 +116,11 @@ def test_what_is_said_of_training_a_turn_is_checked(write: Write, turn: Any, rea
         ({"train": True}, True),
         ({"weight": 0}, False),
         ({"weight": 1.0}, True),
+        ({"loss": False}, False),
+        ({"loss": True}, True),
+        ({"loss": None}, None),
+        ({"training": False}, False),
+        ({"train": False, "loss": True}, False),
     ],
 )
 def test_a_turn_says_whether_it_is_learnt(write: Write, more: Any, train: bool | None) -> None:

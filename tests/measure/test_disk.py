@@ -16,6 +16,7 @@ from megatrain_cli.measure.filled import filled_store
 from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.plan.checkpoints import IO_CHUNKS
 from megatrain_cli.plan.rates import DiskRates
+from megatrain_cli.units import show_bytes
 
 NUMEL = 1 << 20  # in sixteen layers, each with an odd end
 LAYER = (NUMEL // 16 + 512) * 12
@@ -137,7 +138,8 @@ def test_a_disk_that_is_nearly_full_is_left_alone(
         free = 31 * LAYER  # of an eighth of it each thread takes a layer
 
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage)
-    with pytest.raises(StorageError, match=r"free, too little"):
+    wanted = f"has {show_bytes(31 * LAYER)} free, and {show_bytes(32 * LAYER)} is needed"
+    with pytest.raises(StorageError, match=wanted):
         measure(tmp_path)
 
 

@@ -256,6 +256,20 @@ def test_rotary_tables_that_change_with_the_batch_are_refused_by_name(
     assert f"rope type `{kind}`, whose tables change" in refuse(tmp_path, config)
 
 
-def test_a_folder_without_a_config_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"config\.json: cannot be read: No such file"):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "it is no model as Hugging Face serves it"),
+        ("checkpoints/latest.json", "it is a run. Name one of its checkpoints"),
+        ("adapter_config.json", "it holds an adapter. Merge that"),
+    ],
+)
+def test_a_folder_without_a_config_is_told_by_what_it_is(
+    tmp_path: Path, content: str | None, reason: str
+) -> None:
+    if content is not None:
+        (tmp_path / content).parent.mkdir(exist_ok=True)
+        (tmp_path / content).write_text("{}")
+    with pytest.raises(ModelError) as caught:
         discover(tmp_path, dtype=torch.float32, attention="sdpa")
+    assert str(caught.value).startswith(f"{tmp_path} has no config.json: {reason}")

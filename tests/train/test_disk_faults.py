@@ -75,7 +75,10 @@ def test_a_full_disk_ends_the_run_with_numbers_and_with_room_it_goes_on(
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         disk = SickDisk(patch, operation, errno.ENOSPC, lambda step: step == "step-00000003")
-        wanted = rf"{run}/checkpoints/step-00000003 .*needs \d+.* [KM]iB.* is free"
+        wanted = (
+            rf"{run}/checkpoints/step-00000003 .*needs \d+.* [KM]iB.* is free.*"
+            "The newest checkpoint is of step 2; `resume` goes on from it"
+        )
         with pytest.raises(DiskFullError, match=wanted) as end:
             train_here(workspace, f"train.output_dir={run}")
     assert disk.met
@@ -97,7 +100,7 @@ def test_too_little_room_is_seen_before_a_save_is_begun(
             "free_bytes",
             lambda fs, path: 1000 if checkpoints_of(run) else free(fs, path),
         )
-        wanted = r"step-00000002 needs \S+ [KM]iB and 1000 B is free\. Make room"
+        wanted = r"step-00000002 needs \S+ [KM]iB and 1000 B is free\. Make room.* is of step 1;"
         with pytest.raises(DiskFullError, match=wanted):
             train_here(workspace, f"train.output_dir={run}")
     assert checkpoints_of(run) == ["step-00000001"]
