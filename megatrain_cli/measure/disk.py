@@ -56,15 +56,15 @@ def measure_disk(
         direct: `auto` tries to pass the page cache by.
 
     Raises:
-        StorageError: The folder cannot be written, or has no room for a layer a thread.
+        StorageError: The folder cannot be written, or has no room for a layer.
     """
     try:
         with _Nameless(folder) as fs:
             layer = sum(part.num_bytes for part in tile_parts(store.tiles[0]))
             free = shutil.disk_usage(folder).free
             count = min(num_bytes, free // _SHARE_OF_FREE) // layer
-            if count < IO_CHUNKS:
-                least = show_bytes(IO_CHUNKS * layer * _SHARE_OF_FREE)
+            if not count:
+                least = show_bytes(layer * _SHARE_OF_FREE)
                 raise StorageError(
                     f"{folder} has {show_bytes(free)} free, and {least} is needed, of which an "
                     "eighth is written. Name a folder on another disk with `--disk`."

@@ -42,7 +42,7 @@ def notes_on_edited(path: Path, saved: TrainConfig, given: frozenset[str]) -> tu
         for change in differing
     )
     said = (
-        f"{path} is not read, as a run goes on with its checkpoint's config: {shown}. Give what is "
-        f"to change on the command line, as `{differing[0].key}=...`."
+        f"{path} has no effect, as a run goes on with its checkpoint's config: {shown}. Give what "
+        f"is to change on the command line, as `{differing[0].key}=...`."
     )
     return (said,)

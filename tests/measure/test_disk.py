@@ -135,10 +135,10 @@ def test_a_disk_that_is_nearly_full_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Usage:
-        free = 31 * LAYER  # of an eighth of it each thread takes a layer
+        free = 7 * LAYER  # an eighth of it is taken
 
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage)
-    wanted = f"has {show_bytes(31 * LAYER)} free, and {show_bytes(32 * LAYER)} is needed"
+    wanted = f"has {show_bytes(7 * LAYER)} free, and {show_bytes(8 * LAYER)} is needed"
     with pytest.raises(StorageError, match=wanted):
         measure(tmp_path)
 

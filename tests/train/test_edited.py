@@ -29,7 +29,7 @@ def test_each_key_that_differs_is_named_with_both_values_and_what_to_do(tmp_path
     make_run(tmp_path, [3])
     write(tmp_path, EDITED)
     (said,) = notes(tmp_path)
-    assert f"{tmp_path}/config.yaml is not read" in said
+    assert f"{tmp_path}/config.yaml has no effect" in said
     assert "optimizer.learning_rate is 0.5 there and stays 2e-05" in said
     assert "checkpoint.save_steps is 7 there and stays null" in said
     assert "on the command line, as `optimizer.learning_rate=...`" in said
