@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Self, TypeVar
 
 import xxhash
 
@@ -38,12 +38,7 @@ _SHARE_OF_READS = 0.25
 
 
 def measure_disk(
-    folder: Path,
-    num_bytes: int,
-    store: MasterStore,
-    stopwatch: Stopwatch,
-    budget: float,
-    direct: Literal["auto", "off"] = "auto",
+    folder: Path, num_bytes: int, store: MasterStore, stopwatch: Stopwatch, budget: float
 ) -> DiskRates:
     """Write and read files without names, which vanish even if this process is killed.
 
@@ -53,7 +48,6 @@ def measure_disk(
         store: Whose layers are written, as often as it takes; from `filled_store`.
         stopwatch: Whose clock counts.
         budget: Seconds for all.
-        direct: `auto` tries to pass the page cache by.
 
     Raises:
         StorageError: The folder cannot be written, or has no room for a layer.
@@ -69,7 +63,7 @@ def measure_disk(
                     f"{folder} has {show_bytes(free)} free, and {least} is needed, of which an "
                     "eighth is written. Name a folder on another disk with `--disk`."
                 )
-            writer = FileWriter(fs, direct=direct)
+            writer = FileWriter(fs)
             tiles = [store.tiles[i % len(store.tiles)] for i in range(count)]
             clock, reads = stopwatch.clock, budget * _SHARE_OF_READS
             write = _write(fs, writer, tiles, clock, budget - reads)
