@@ -158,8 +158,9 @@ def bounce_pool(sizes: Sizes) -> PlanLine:
 def checkpoint_chunks(sizes: Sizes) -> PlanLine:
     """What saving takes a thread; there for every run, as each is saved at its end.
 
-    Ordinary memory goes to the disk from where it lies, so that a thread only needs room for
-    itself. Page-locked memory the system may refuse: then all passes through an aligned buffer.
+    Ordinary memory that lies aligned goes to the disk from there, so that a thread only needs room
+    for itself; the chunk that it may need where layers are no whole number of blocks is not billed.
+    Page-locked memory the system may refuse: then all passes through an aligned buffer.
     """
     each = THREAD_BYTES + (IO_CHUNK_BYTES if sizes.on_gpu else 0)
     formula = f"{IO_CHUNKS} x {show_bytes(each)}"
