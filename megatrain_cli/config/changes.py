@@ -243,11 +243,8 @@ def show_value(value: JsonValue) -> str:
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
         return ", ".join(show_value(item) for item in value)
     if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{k}: {show_value(v)}" for k, v in value.items() if v is not None)
-            + "}"
-        )
+        shown = ", ".join(f"{k}: {show_value(v)}" for k, v in value.items() if v is not None)
+        return f"{{{shown}}}"
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else str(value)

@@ -89,6 +89,14 @@ def test_a_full_disk_ends_the_run_with_numbers_and_with_room_it_goes_on(
     assert last_payloads(run) == last_payloads(workspace.parent / "whole")
 
 
+def test_a_disk_that_is_full_at_the_first_save_is_told_to_have_nothing(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SickDisk(monkeypatch, "write", errno.ENOSPC, lambda step: step == "step-00000001")
+    with pytest.raises(DiskFullError, match=r"is free.* Nothing of this run is saved\."):
+        train_here(workspace, f"train.output_dir={tmp_path / 'run'}")
+
+
 def test_too_little_room_is_seen_before_a_save_is_begun(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
