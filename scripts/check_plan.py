@@ -257,7 +257,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             [root, *filter(None, [environment.get("PYTHONPATH")])]
         )
         if args.seconds:
-            _run(["probe", "--device", args.device], Path(home), environment)
+            ran = _run(["probe", "--device", args.device], Path(home), environment)
+            print(ran.printed, ran.said, sep="", file=sys.stderr, flush=True)
         outcomes = []
         for case in cases:
             found = run_case(case, args.device, environment, steps=args.steps, seconds=args.seconds)

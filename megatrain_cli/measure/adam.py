@@ -2,12 +2,12 @@
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
-from megatrain_cli.measure.filled import DEFAULT_FORMAT, filled_store
+from megatrain_cli.measure.filled import DEFAULT_FORMAT
 from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.optim.adamw import AdamStep
 from megatrain_cli.optim.crew import WorkSpan
@@ -19,7 +19,11 @@ _STEP = AdamStep(step=10, lr=1e-5, beta1=0.9, beta2=0.999, eps=1e-8, weight_deca
 
 
 def measure_adam(
-    store: MasterStore, threads: tuple[int, ...], stopwatch: Stopwatch, budget: float
+    store: MasterStore,
+    threads: Sequence[int],
+    stopwatch: Stopwatch,
+    budget: float,
+    cores: Callable[[int], Sequence[int] | None] = lambda threads: None,
 ) -> tuple[ThreadRate, ...]:
     """Updates of several tiles with the default masters, as a deferred run does them.
 
@@ -30,11 +34,12 @@ def measure_adam(
         threads: Numbers of threads to measure with.
         stopwatch: What measures.
         budget: Seconds for all of it.
+        cores: Those that a number of threads is bound to; None binds them to none.
     """
     updated = sum(tile.layout.numel for tile in store.tiles)
     rates = []
     for count in threads:
-        with TileUpdater(count, fmt=DEFAULT_FORMAT) as updater:
+        with TileUpdater(count, fmt=DEFAULT_FORMAT, cores=cores(count)) as updater:
             seconds = stopwatch.median(
                 partial(stopwatch.seconds_of, partial(_update_all, updater, store)),
                 budget / len(threads),
@@ -44,21 +49,20 @@ def measure_adam(
 
 
 @contextmanager
-def busy_optimizer(numel: int, threads: int, cores: Sequence[int] | None) -> Iterator[None]:
+def busy_optimizer(store: MasterStore, threads: int, cores: Sequence[int] | None) -> Iterator[None]:
     """Keep an optimizer at work: each tile is handed to it again when its update has ended.
 
     So all tiles are under way at once, no thread ever waits, and another one hands tiles over, all
     as in a deferred run.
 
     Args:
-        numel: Parameters of all tiles.
+        store: With all that an update needs, from `filled_store`.
         threads: Of the optimizer.
         cores: Those that they are bound to; None binds them to none.
     """
     enough = threading.Event()
     ended: queue.SimpleQueue[tuple[LayerTile, Future[WorkSpan]]] = queue.SimpleQueue()
     with (
-        filled_store(numel) as store,
         TileUpdater(threads, fmt=DEFAULT_FORMAT, cores=cores) as updater,
         ThreadPoolExecutor(1, thread_name_prefix="measure") as pool,
     ):

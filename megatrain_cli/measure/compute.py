@@ -12,9 +12,8 @@ from megatrain_cli.plan.rates import IssueCost
 
 LayerCall = Callable[..., object]
 
-# Issued one by one, each forward when the device has nothing to do: for longer than the optimizer
-# takes to come round to a tile again.
-_ISSUED = 25
+# Calls before those that are timed, which are at least as many.
+_WARM_UP = 5
 
 # Calls in a row, so that issuing them from Python is hidden behind computing.
 _IN_A_ROW = 5
@@ -104,18 +103,31 @@ def measure_layer(
 
 
 def measure_issue(
-    device: torch.device, layer: Layer, call: LayerCall, stopwatch: Stopwatch
+    device: torch.device, layer: Layer, call: LayerCall, stopwatch: Stopwatch, budget: float
 ) -> IssueCost:
-    """How long a thread is busy with a layer until the device has all of its work."""
+    """How long a thread is busy with a layer until the device has all of its work, on average.
+
+    One by one, each forward when the device has nothing to do. No median: beside an optimizer some
+    calls take ten times as long as alone, and a step takes their sum.
+
+    Args:
+        device: A CUDA device.
+        layer: Has the inputs.
+        call: Its module or the compiled form; called before.
+        stopwatch: Has the clock.
+        budget: Seconds for all of it.
+    """
     stream = torch.cuda.current_stream(device)
-    forward, backward = [], []
-    for _ in range(_ISSUED):
+    forward: list[float] = []
+    backward: list[float] = []
+    end = stopwatch.clock() + budget
+    while len(forward) < 2 * _WARM_UP or stopwatch.clock() < end:
         stream.synchronize()
         outputs: list[torch.Tensor] = []
         forward.append(stopwatch.seconds_of(lambda: outputs.append(layer.forward(call))))  # noqa: B023
         backward.append(stopwatch.seconds_of(lambda: layer.backward(outputs.pop())))  # noqa: B023
     stream.synchronize()
-    return IssueCost(statistics.median(forward), statistics.median(backward))
+    return IssueCost(*(statistics.fmean(found[_WARM_UP:]) for found in (forward, backward)))
 
 
 def measure_cpu_layer(layer: Layer, stopwatch: Stopwatch, budget: float) -> float:

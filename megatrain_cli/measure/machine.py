@@ -1,8 +1,7 @@
 """Measure this machine part by part, within a minute."""
 
-import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -32,7 +31,7 @@ from megatrain_cli.measure.lockable import SHARE_OF_HOST, Lockable, Locker, find
 from megatrain_cli.measure.memory import measure_copy, measure_read
 from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.model.backward import wake_backward
-from megatrain_cli.optim.crew import optimizer_cores
+from megatrain_cli.optim.crew import cores_beside_gpu
 from megatrain_cli.plan.decide import copy_threads, optimizer_threads
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.machine_file import VERSION, MachineFile
@@ -47,20 +46,22 @@ from megatrain_cli.plan.rates import (
     CpuRates,
     IssueCost,
     MachineRates,
+    ThreadRate,
 )
 from megatrain_cli.probe.facts import fingerprint, machine_facts
 from megatrain_cli.probe.machine import pci_address, probe_machine
 from megatrain_cli.store.heap import touched_heap
+from megatrain_cli.store.master import MasterStore
 
 T = TypeVar("T")
 
 # Seconds of each part after its warm-up. Together much less than the total, which leaves room to
 # warm up and to compile.
-_COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 2.0, 1.2, 2.0, 3.0, 1.5, 2.0, 0.4, 0.4
-_SUMS, _LOGITS, _FRESH, _BESIDE = 0.6, 0.2, 0.2, 0.5
+_COPY, _READ, _ADAM, _DISK, _LINK, _LOCK, _MATMUL, _LAYER = 2.0, 1.2, 2.0, 3.0, 1.5, 1.2, 0.4, 0.4
+_SUMS, _LOGITS, _FRESH, _ISSUE, _ISSUE_BESIDE, _COPY_BESIDE = 0.6, 0.2, 0.2, 0.3, 1.2, 0.5
 
 # A cold compile of the layer is not begun with less time left; it cannot be interrupted.
-_COMPILE_NEEDS = 15.0
+_COMPILE_NEEDS = 12.0
 
 
 def measure_machine(
@@ -130,7 +131,7 @@ class _Work:
         read = measure_read(amounts.copy_bytes, threads, watch, _READ)
         with filled_store(amounts.adam_numel) as store:
             self.say("the optimizer")
-            adam = measure_adam(store, threads, watch, _ADAM)
+            adam = self._adam(store, threads)
             disk = self._try(
                 "the disk",
                 lambda: measure_disk(self.disk, amounts.disk_bytes, store, watch, _DISK),
@@ -165,6 +166,13 @@ class _Work:
             cpu=cpu,
             beside=beside,
         )
+
+    def _adam(self, store: MasterStore, threads: tuple[int, ...]) -> tuple[ThreadRate, ...]:
+        """By threads; beside a GPU also with those that `auto` is, and on the cores of a run's."""
+        if not self.machine.has_cuda:
+            return measure_adam(store, threads, self.stopwatch, _ADAM)
+        counts = sorted({*threads, optimizer_threads(self.machine, copies=False)})
+        return measure_adam(store, counts, self.stopwatch, _ADAM, cores_beside_gpu)
 
     def _cpu(self) -> CpuRates:
         self.say("a layer on the cores")
@@ -205,15 +213,18 @@ class _Work:
                 lambda: self.stopwatch.clock() < end,
             )
 
-    def _compute(self, device: torch.device) -> tuple[ComputeRates, Callable[[], IssueCost]]:
-        """Rates, and what measures issuing once more: of the compiled layer, where there is one."""
+    def _compute(self, device: torch.device) -> tuple[ComputeRates, Callable[[float], IssueCost]]:
+        """Rates, and what measures issuing once more: of the compiled layer, where there is one.
+
+        It is given seconds.
+        """
         watch, amounts = self.stopwatch, self.amounts
         matmul = measure_matmul(device, amounts.matmul_size, watch, _MATMUL)
         wake_backward(device)
         layer = Layer(device, amounts.layer_width, amounts.layer_tokens)
         eager = measure_layer(device, layer, layer.module, watch, _LAYER)
         issue = partial(measure_issue, device, layer, layer.module, watch)
-        rates = ComputeRates(matmul, eager, None, issue())
+        rates = ComputeRates(matmul, eager, None, issue(_ISSUE))
         call: LayerCall | str
         if watch.remaining < _COMPILE_NEEDS:
             call = f"{watch.remaining:.0f} s were left, too little to begin"
@@ -225,26 +236,25 @@ class _Work:
             return rates, issue
         compiled = measure_layer(device, layer, call, watch, _LAYER)
         issue = partial(measure_issue, device, layer, call, watch)
-        return replace(rates, compiled_layer=compiled, compiled_issue=issue()), issue
+        return replace(rates, compiled_layer=compiled, compiled_issue=issue(_ISSUE)), issue
 
-    def _beside(self, issue: Callable[[], IssueCost]) -> BesideOptimizer:
+    def _beside(self, issue: Callable[[float], IssueCost]) -> BesideOptimizer:
         """Beside an optimizer on as many threads as `auto` gives it beside a GPU."""
-        watch, amounts = self.stopwatch, self.amounts
-
-        def busy(*, copies: bool) -> AbstractContextManager[None]:
-            threads, cores = optimizer_threads(self.machine, copies=copies), None
-            if hasattr(os, "sched_getaffinity"):
-                cores = optimizer_cores(os.sched_getaffinity(0), threads)
-            return busy_optimizer(amounts.adam_numel, threads, cores)
-
-        alone = issue()
-        with busy(copies=False):
-            beside = issue()
-        with busy(copies=True):
-            packers = (copy_threads(self.machine),)
-            [copy] = measure_copy(amounts.copy_bytes, packers, watch, _BESIDE, pin=True)
-        longer = (beside.forward + beside.backward) / (alone.forward + alone.backward)
-        return BesideOptimizer(copy_to_pinned=copy.rate, issuing=max(1.0, longer))
+        machine, packers = self.machine, (copy_threads(self.machine),)
+        alone = issue(_ISSUE)
+        with filled_store(self.amounts.adam_numel) as store:
+            threads = optimizer_threads(machine, copies=False)
+            with busy_optimizer(store, threads, cores_beside_gpu(threads)):
+                beside = issue(_ISSUE_BESIDE)
+            threads = optimizer_threads(machine, copies=True)
+            with busy_optimizer(store, threads, cores_beside_gpu(threads)):
+                num_bytes, watch = self.amounts.copy_bytes, self.stopwatch
+                [copy] = measure_copy(num_bytes, packers, watch, _COPY_BESIDE, pin=True)
+        return BesideOptimizer(
+            copy_to_pinned=copy.rate,
+            forward=max(1.0, beside.forward / alone.forward),
+            backward=max(1.0, beside.backward / alone.backward),
+        )
 
     def _try(self, what: str, measure: Callable[[], T]) -> T | None:
         """What `measure` finds; None, and a note, where this machine refuses it."""

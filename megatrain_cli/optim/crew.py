@@ -172,6 +172,13 @@ class _Job:
         self.future.set_result(WorkSpan(self.began, time.perf_counter()))
 
 
+def cores_beside_gpu(threads: int) -> tuple[int, ...] | None:
+    """`optimizer_cores` of this process; None where a system does not say which it may use."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    return optimizer_cores(os.sched_getaffinity(0), threads)
+
+
 def optimizer_cores(available: Iterable[int], threads: int) -> tuple[int, ...]:
     """The cores for `threads` threads of the optimizer: the first ones of those available.
 

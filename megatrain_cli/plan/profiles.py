@@ -5,7 +5,7 @@ machine), `datasheet` or `assumed`. Units: GiB; for rates 10^9 bytes or paramete
 10^12 operations a second. A link's points are [MiB of a copy, to the device, to the host, each way
 while both are in use]; other points are [threads, rate]. Issuing a layer is milliseconds [forward,
 backward]; beside the optimizer are [copies to page-locked memory, how many times as long issuing
-takes]. `ram_gib` names a machine for each amount of RAM that a run may take.
+takes, forward and backward]. `ram_gib` names a machine for each amount of RAM that a run may take.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class Profile(BaseModel):
     layer: _Number
     compiled_layer: _Number
     issue: tuple[_Positive, _Positive, Kind]
-    beside: tuple[_Positive, _Positive, Kind]
+    beside: tuple[_Positive, _Positive, _Positive, Kind]
     disk: tuple[_Positive, _Positive, Kind]
 
     def machine(self, name: str) -> MachineSpec:
@@ -83,7 +83,7 @@ class Profile(BaseModel):
                 issue,
             ),
             disk=DiskRates(self.disk[0] * 1e9, self.disk[1] * 1e9, direct=True),
-            beside=BesideOptimizer(self.beside[0] * 1e9, self.beside[1]),
+            beside=BesideOptimizer(self.beside[0] * 1e9, self.beside[1], self.beside[2]),
         )
         return MachineSpec(
             host_bytes=round(self.ram_gib[name][0] * GIB),

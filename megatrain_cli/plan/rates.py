@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Rate = Annotated[float, Field(ge=1, le=1e20, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Times = Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
 
 LAYER_WIDTH = 2048
 """Hidden size of the decoder layer that is measured on a GPU."""
@@ -217,11 +218,12 @@ class BesideOptimizer:
     Attributes:
         copy_to_pinned: Ordinary memory to page-locked memory by the threads that pack for the link;
             bytes copied a second.
-        issuing: How many times as long issuing a layer takes with a page-locked store.
+        forward, backward: How many times as long issuing a layer takes.
     """
 
     copy_to_pinned: Rate
-    issuing: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
+    forward: Times
+    backward: Times
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,10 @@ def _rate_rows(rates: MachineRates) -> Iterator[tuple[str, str]]:
         yield "decoder layer", f"{gpu.layer / 1e12:.4g} TFLOPS, {also}"
         yield from _issue_rows(gpu)
     if rates.beside is not None:
-        packed, longer = _gb(rates.beside.copy_to_pinned), rates.beside.issuing
-        yield (
-            "beside the optimizer",
-            f"copies {packed}, issuing takes {longer:.2f} x as long",
-        )
+        beside = rates.beside
+        longer = f"{beside.forward:.2f} x as long forward, {beside.backward:.2f} x backward"
+        packed = _gb(beside.copy_to_pinned)
+        yield "beside the optimizer", f"copies {packed}, issuing takes {longer}"
     if rates.cpu is not None:
         cpu = rates.cpu
         for name, layer in (("FP32", cpu.float32), ("BF16", cpu.bfloat16)):

@@ -1,6 +1,5 @@
 """A config becomes live objects, in order; the only place that constructs them."""
 
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from megatrain_cli.model.initial import RandomLayers
 from megatrain_cli.model.known import known_skeleton
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.template import Head, LayerTemplate, Prologue
-from megatrain_cli.optim.crew import optimizer_cores
+from megatrain_cli.optim.crew import cores_beside_gpu
 from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.pipeline.buffers import Buffers
 from megatrain_cli.pipeline.compute import Compute
@@ -159,7 +158,7 @@ def assemble(
         executor = build_executor(skeleton, plan, store, lanes, functions, evaluates=evaluates)
         stack.callback(executor.close)
         d = plan.decisions
-        cores = _optimizer_cores(d.threads) if device.type == "cuda" else None
+        cores = cores_beside_gpu(d.threads) if device.type == "cuda" else None
         updater = TileUpdater(d.threads, fmt=d.tile_format, cores=cores)
         stack.pop_all()
     return Engine(plan, skeleton, store, executor, lanes, updater, functions)
@@ -290,13 +289,6 @@ def _pin(
             ) from error
         console.note(f"{error} {ORDINARY_MEMORY}")
     return plan
-
-
-def _optimizer_cores(threads: int) -> tuple[int, ...] | None:
-    """Where the optimizer's threads may run beside a GPU; None where that cannot be said."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    return optimizer_cores(os.sched_getaffinity(0), threads)
 
 
 def _fill(config: TrainConfig, skeleton: Skeleton, store: MasterStore, threads: int) -> None:

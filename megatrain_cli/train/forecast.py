@@ -24,11 +24,16 @@ _ISSUE_SECONDS = 1e-4
 # What issuing an op takes by what issuing its layer takes: views of weights and gradients, norms
 # and events come with it. A backward op of 0.5B took 2.0 to 2.7 ms where layers took 1.6 to 1.9, a
 # forward op 1.1 to 1.4 where they took 0.8 to 0.9 (H200 machines).
-_ENGINE = 1.3
+_ENGINE = 1.4
 
 # What packing a layer takes beside copying: its parts are handed to threads and waited for, while
 # other threads issue (layers of 30 and of 154 MB, H200).
 _PACK_SECONDS = 1e-3
+
+# Threads that pack weights and take gradients in hold up whoever issues too: by this share of what
+# the optimizer does. Backward of 0.5B took 1.5 and 1.7 times as long beside them, and eager updates
+# made it 2.0 and 2.4 times as long (two H200 machines).
+_PACKERS = 0.5
 
 # Micro-batches of a step that are played. Where it has more, those between the first and the last
 # are alike: each of the played ones then stands for several, so that a plan takes no longer.
@@ -218,17 +223,15 @@ class _Durations:
                 num_bytes = tokens * self._spec.hidden_size * self._width
                 return self._copy(num_bytes, to_host=op.kind is Kind.OFFLOAD)
             case Kind.FORWARD | Kind.RECOMPUTE | Kind.SCORE:
-                issue = self._issue.forward
                 flops = self._flops[op.layer].forward
-                return self._compute(flops, issue, beside=beside) + self._more(op)
+                return self._compute(flops, self._forward(beside=beside)) + self._more(op)
             case Kind.BACKWARD:
-                issue = self._issue.backward
                 flops = self._flops[op.layer].backward
-                return self._compute(flops, issue, beside=beside) + self._more(op)
+                return self._compute(flops, self._backward(beside=beside)) + self._more(op)
             case Kind.LOSS:
-                issue = self._issue.forward + self._issue.backward
+                issue = self._forward(beside=beside) + self._backward(beside=beside)
                 flops = self._flops[op.layer].forward + self._flops[op.layer].backward
-                return self._compute(flops, issue, beside=beside) + self._more(op)
+                return self._compute(flops, issue) + self._more(op)
             case Kind.ACCUMULATE:
                 return self._numel(op) * self._width / self._shared(self._rates.copy)
             case Kind.UPDATE:
@@ -243,12 +246,26 @@ class _Durations:
             return numel
         return max(0, min(size, numel - op.piece * size))
 
-    def _compute(self, flops: float, issue: float, *, beside: bool) -> float:
+    def _compute(self, flops: float, issue: float) -> float:
         """The device computes, or waits for the thread that issues."""
         num_micro_batches = self._plan.decisions.num_micro_batches
-        if beside and self._rates.beside is not None:
-            issue *= self._rates.beside.issuing
         return max(issue, _ISSUE_SECONDS + flops / num_micro_batches / self._flops_per_second)
+
+    def _forward(self, *, beside: bool) -> float:
+        """Seconds of issuing."""
+        times = 1.0 if self._rates.beside is None else self._rates.beside.forward
+        return self._issue.forward * self._longer(times, beside=beside)
+
+    def _backward(self, *, beside: bool) -> float:
+        """Seconds of issuing."""
+        times = 1.0 if self._rates.beside is None else self._rates.beside.backward
+        return self._issue.backward * self._longer(times, beside=beside)
+
+    def _longer(self, times: float, *, beside: bool) -> float:
+        """How many times as long issuing takes, if it is so many beside the optimizer."""
+        if beside:
+            return times
+        return 1.0 if self._plan.decisions.pin_store else 1 + _PACKERS * (times - 1)
 
     def _stream_in(self, num_bytes: int, *, beside: bool) -> float:
         seconds = self._copy(num_bytes, to_host=False)

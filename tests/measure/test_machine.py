@@ -9,9 +9,11 @@ import torch
 
 from megatrain_cli.errors import DeviceError
 from megatrain_cli.measure.amounts import FULL, Amounts
+from megatrain_cli.measure.compute import Layer
 from megatrain_cli.measure.link import measure_link
 from megatrain_cli.measure.machine import _Work, measure_machine
 from megatrain_cli.measure.stopwatch import Stopwatch
+from megatrain_cli.model.backward import wake_backward
 from megatrain_cli.store.arena import Arena
 from megatrain_cli.units import MIB
 from tests.plan.small import CPU
@@ -109,6 +111,12 @@ def test_copies_over_the_link_arrive() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_machine_is_measured_whole(tmp_path: Path) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    layer = Layer(device, 128, (2, 16))
+    wake_backward(device)
+    layer.run(layer.module)  # torch keeps what products work in, for each of its threads
+    del layer
+    gc.collect()
     before = torch.cuda.memory_allocated()
     amounts = replace(TINY, layer_width=FULL.layer_width)
     file = measure_machine("cuda", tmp_path, amounts, lambda text: None)

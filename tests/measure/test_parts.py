@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from megatrain_cli.measure.adam import busy_optimizer, measure_adam
 from megatrain_cli.measure.amounts import FULL, thread_counts
-from megatrain_cli.measure.compute import Layer, compile_layer
+from megatrain_cli.measure.compute import Layer, compile_layer, measure_issue
 from megatrain_cli.measure.filled import filled_store
 from megatrain_cli.measure.gradients import measure_fresh, measure_logits, measure_sums
 from megatrain_cli.measure.memory import cut, fill, measure_copy, measure_read
@@ -113,13 +113,17 @@ def test_an_optimizer_stays_at_work_until_it_is_left_and_leaves_no_thread(
     monkeypatch.setattr(TileUpdater, "submit", counted)
     monkeypatch.setattr(worker, "chunk_table", noted)
     before = threading.active_count()
-    with busy_optimizer(1 << 14, 2, None):
+    with filled_store(1 << 14) as store, busy_optimizer(store, 2, None):
         assert len(made) == 16  # one for each tile, before anything is measured
         for _ in range(100):  # of 16 tiles: each comes again and again
             assert rounds.acquire(timeout=60)
     assert len(made) == 16
     assert threading.active_count() == before
-    with pytest.raises(RuntimeError, match="as told"), busy_optimizer(1 << 14, 2, None):
+    with (
+        pytest.raises(RuntimeError, match="as told"),
+        filled_store(1 << 14) as store,
+        busy_optimizer(store, 2, None),
+    ):
         raise RuntimeError("as told")
     assert threading.active_count() == before
 
@@ -148,6 +152,38 @@ def test_the_optimizer_updates_every_parameter_and_finds_no_odd_numbers(
     assert len(changed) > 1
     assert counts == {min(counts)}  # each tile as often as any other
     assert all(share == pytest.approx(1.0, abs=0.02) for x in changed.values() for share in x)
+
+
+def test_issuing_is_what_calls_take_on_average_without_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    class Scripted:
+        """Each fourth forward takes 13 times as long, and all of the first calls."""
+
+        calls = 0
+
+        def forward(self, call: object) -> torch.Tensor:
+            now[0] += 100 if self.calls < 5 else 13 if self.calls % 4 == 0 else 1
+            self.calls += 1
+            return torch.zeros(())
+
+        def backward(self, out: torch.Tensor) -> None:
+            now[0] += 2
+
+    class Idle:
+        def synchronize(self) -> None:
+            now[0] += 1000  # waited for, and not issued
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Idle())
+    watch, device = Stopwatch(1e9, lambda: now[0]), torch.device("cuda")
+    layer: Any = Scripted()
+    cost = measure_issue(device, layer, lambda: None, watch, 0.0)
+    assert (layer.calls, cost.backward) == (10, 2)
+    assert cost.forward == pytest.approx((4 * 1 + 13) / 5)
+    longer = measure_issue(device, layer, lambda: None, watch, 4e5)
+    assert longer.forward == pytest.approx((3 * 1 + 13) / 4, rel=0.02)
 
 
 def test_a_layer_computes_gradients_of_all_its_weights() -> None:

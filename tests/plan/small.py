@@ -40,7 +40,7 @@ RATES = MachineRates(
     lockable_refused=False,
     compute=ComputeRates(700e12, 500e12, 600e12, IssueCost(1e-3, 2e-3), IssueCost(8e-4, 16e-4)),
     disk=DiskRates(2e9, 3e9, direct=True),
-    beside=BesideOptimizer(copy_to_pinned=11e9, issuing=2.0),
+    beside=BesideOptimizer(copy_to_pinned=11e9, forward=2.0, backward=2.5),
 )
 
 

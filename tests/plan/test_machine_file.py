@@ -17,6 +17,7 @@ from megatrain_cli.errors import (
     StorageError,
 )
 from megatrain_cli.plan.machine_file import (
+    VERSION,
     Fingerprint,
     MachineFile,
     default_path,
@@ -102,14 +103,15 @@ def test_the_file_of_the_machine_at_hand_is_written_anew_by_a_plain_probe() -> N
     with pytest.raises(IncompatibleError) as caught:
         load_machine_file()
     assert str(caught.value) == (
-        f"{place} has version 2, and this program reads 3. Run `megatrain probe` to write it anew."
+        f"{place} has version 2, and this program reads {VERSION}. Run `megatrain probe` to "
+        "write it anew."
     )
 
 
 @pytest.mark.parametrize(
     ("change", "kind", "said"),
     [
-        ({"version": 1}, IncompatibleError, "has version 1, and this program reads 3"),
+        ({"version": 1}, IncompatibleError, f"has version 1, and this program reads {VERSION}"),
         ({"version": "one"}, CorruptError, "is damaged at version"),
         ({"machine": {}}, CorruptError, "is damaged at machine.host_bytes"),
         ({"machine": None}, CorruptError, "is damaged at machine"),

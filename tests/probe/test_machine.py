@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatrain_cli.errors import DeviceError
-from megatrain_cli.plan.machine_file import Fingerprint, default_path, save_machine_file
+from megatrain_cli.plan.machine_file import VERSION, Fingerprint, default_path, save_machine_file
 from megatrain_cli.probe.facts import fingerprint
 from megatrain_cli.probe.machine import probe_machine, with_rates
 from tests.plan.small import CPU, RATES, make_spec, measured_file, plan_for
@@ -60,10 +60,10 @@ def test_rates_of_other_cores_than_are_usable_now_hold_with_a_doubt() -> None:
 
 def test_a_file_of_another_version_stops_nothing() -> None:
     path = store(fingerprint(CPU))
-    path.write_text(path.read_text().replace('"version": 3', '"version": 2'))
+    path.write_text(path.read_text().replace(f'"version": {VERSION}', '"version": 2'))
     found = with_rates(CPU)
     assert found.rates is None
-    assert f"{path} has version 2, and this program reads 3" in found.rates_note
+    assert f"{path} has version 2, and this program reads {VERSION}" in found.rates_note
     assert "\n" not in found.rates_note
 
 
