@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from megatrain_cli.data.chats import REASONING
 from megatrain_cli.data.formats import Message, Row
 from megatrain_cli.data.marks import TurnMarks
 from megatrain_cli.data.render import FAULTS, render, render_until
@@ -26,9 +27,6 @@ from megatrain_cli.errors import RowError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# What files call the thoughts before an answer.
-_REASONING = ("reasoning_content", "reasoning", "thinking")
 
 # No prompt supplies more of an answer than this, in characters.
 _MOST_SUPPLIED = 64
@@ -142,7 +140,7 @@ def _start_of(
 def _check_said(row: Row, i: int, turn: _Turn, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Refuse a template that leaves out a part of what the turn says, blanks apart."""
     message = row.messages[i]
-    for name in ("content", *_REASONING):
+    for name in ("content", *REASONING):
         part = message.get(name)
         if isinstance(part, str) and not is_said(part, turn.text, turn.start, turn.end):
             raise RowError(
@@ -151,12 +149,16 @@ def _check_said(row: Row, i: int, turn: _Turn, tokenizer: "PreTrainedTokenizerBa
                 "so it would not be learnt. Set `data.template` to one that writes it, or give "
                 "the turn in the way that this template expects.",
             )
-    if message.get("tool_calls"):
-        silent = {name: part for name, part in message.items() if name != "tool_calls"}
-        if _renders_as(turn.text, [*row.messages[:i], silent], row.tools, tokenizer):
+    given = message.get("tool_calls")
+    calls = given if isinstance(given, list) else []
+    silent = {name: part for name, part in message.items() if name != "tool_calls"}
+    for n in range(len(calls)):
+        left = [*calls[:n], *calls[n + 1 :]]
+        other = {**silent, "tool_calls": left} if left else silent
+        if _renders_as(turn.text, [*row.messages[:i], other], row.tools, tokenizer):
             raise RowError(
                 row.where,
-                f"turn {i + 1}: tool_calls: the chat template does not write them. "
+                f"turn {i + 1}: tool_calls[{n + 1}]: the chat template does not write it. "
                 "Set `data.template` to one that does, or leave such rows out.",
             )
 
@@ -199,12 +201,17 @@ def check_heard(row: Row, text: str, tokenizer: "PreTrainedTokenizerBase") -> No
         content = str(message["content"])
         if message["role"] == "assistant" or content.strip() in text:
             continue
-        other = [*row.messages[:i], {**message, "content": "x"}, *row.messages[i + 1 :]]
-        if _renders_as(text, other, row.tools, tokenizer):
+        # Longer at one of its ends it must be another text, or the template leaves that end out.
+        others = (
+            [*row.messages[:i], {**message, "content": longer}, *row.messages[i + 1 :]]
+            for longer in (f"x{content}", f"{content}x")
+        )
+        if any(_renders_as(text, other, row.tools, tokenizer) for other in others):
             raise RowError(
                 row.where,
                 f"turn {i + 1} ({message['role']}): the chat template does not write "
-                "it. Set `data.template` to one that does, or leave such turns out.",
+                "it, or not all of it. Set `data.template` to one that does, or leave such "
+                "turns out.",
             )
     if row.tools and _renders_as(text, row.messages, (), tokenizer):
         raise RowError(

@@ -37,7 +37,7 @@ def refusal(path: Path, row_format: str = "auto") -> str:
 
 
 @pytest.mark.parametrize("row", CHATS)
-@pytest.mark.parametrize("column", ["images", "videos", "audios"])
+@pytest.mark.parametrize("column", ["images", "videos", "audios", "image", "video", "audio"])
 def test_rows_with_more_than_text_are_refused_by_their_column(
     row: dict[str, object], column: str, write: Write
 ) -> None:
@@ -48,8 +48,49 @@ def test_rows_with_more_than_text_are_refused_by_their_column(
         assert read(write([{**row, column: nothing}])) == read(write([row]))
 
 
+@pytest.mark.parametrize("row", CHATS)
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"rejected_response": "c"}, "rejected_response: preferences are not trained on"),
+        ({"rejected": [SAID]}, "rejected: preferences are not trained on"),
+        ({"label": False}, "label: true or false beside an answer"),
+        ({"functions": [{"name": "f"}]}, "functions: schemas of tools are read from `tools`"),
+    ],
+)
+def test_columns_that_decide_what_other_tools_learn_are_not_passed_over(
+    row: dict[str, object], more: dict[str, object], said: str, write: Write
+) -> None:
+    path = write([row | more])
+    assert f"{path}:1: {said}" in refusal(path)
+    empty: dict[str, object] = dict.fromkeys(more)
+    assert read(write([row | empty])) == read(write([row]))
+    assert read(write([row | {"label": "sport"}])) == read(write([row]))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"function_call": {"name": "f", "arguments": "{}"}}, "function_call: calls are read from"),
+        ({"refusal": "no"}, "refusal: it would not be learnt"),
+        ({"audio": {"id": "a"}}, "audio: rows with more than text are not trained on"),
+        ({"train_detail": [{"begin_offset": 0}]}, "train_detail: it is not read"),
+        ({"reasoning": ["because"]}, "reasoning: a list where text is expected"),
+    ],
+)
+def test_keys_of_a_turn_that_decide_what_other_tools_learn_are_not_passed_over(
+    more: dict[str, object], said: str, write: Write
+) -> None:
+    path = write([{"messages": [ASKED, {**SAID, **more}]}])
+    assert f"{path}:1: messages[2].{said}" in refusal(path)
+    empty: dict[str, object] = dict.fromkeys(more)
+    plain = read(write([{"messages": [ASKED, SAID]}]))
+    assert read(write([{"messages": [ASKED, {**SAID, **empty}]}])) == plain
+
+
 def test_a_registry_that_does_not_name_them_does_not_read_them(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(CHATS[0] | {"images": ["a.png"]}))
+    more = {"images": ["a.png"], "label": True, "rejected": "c"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(CHATS[0] | more))
     (tmp_path / "dataset_info.json").write_text(json.dumps({"a": {"file_name": "a.jsonl"}}))
     entry = read_entry(tmp_path / "dataset_info.json", "a")
     assert len(list(read_rows(SourceFile(entry.path, entry.format, entry.reading)))) == 1
