@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from megatrain_cli.data.formats import Row
 from megatrain_cli.data.marks import TurnMarks
 from megatrain_cli.data.render import render_tagged, render_until, template_of
-from megatrain_cli.data.turns import Passage, is_said
+from megatrain_cli.data.said import is_said
+from megatrain_cli.data.turns import Passage
 from megatrain_cli.errors import RowError
 
 if TYPE_CHECKING:

@@ -43,7 +43,10 @@ def test_a_template_that_joins_arguments_to_text_is_given_text() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ("{x", "the text is not JSON"),
+        ("{x", "broken JSON"),
+        ('{"x": 1, "x": 2}', "an object has the same key twice"),
+        ('{"x": NaN}', "a number that is not finite"),
+        ('{"x": 1e999}', "a number that is not finite"),
         ("[1]", "is not an object"),
         ([1], "a list where an object is expected"),
         (5, "a number where an object is expected"),

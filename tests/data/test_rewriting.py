@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain_cli.data import turns
+from megatrain_cli.data import said, turns
 from megatrain_cli.data.formats import Message, Row
 from megatrain_cli.data.source import SourceFile
 from megatrain_cli.data.template import SkipReason
@@ -76,6 +76,14 @@ def test_an_empty_thought_is_part_of_the_prompt_and_a_real_one_is_learnt() -> No
     assert taught(encode(row, tokenizer), tokenizer) == wanted
 
 
+def test_a_thought_without_an_answer_is_learnt() -> None:
+    tokenizer = make_tokenizer(THINKING)
+    apart: Message = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    row = Row("f:1", "messages", (chat(("user", "u")).messages[0], apart))
+    wanted = ["<think>\nhm\n</think>\n\n<|im_end|>"]
+    assert taught(encode(row, tokenizer), tokenizer) == wanted
+
+
 def test_reasoning_that_a_template_would_not_write_is_refused() -> None:
     apart: Message = {"role": "assistant", "content": "a", "reasoning_content": "hm"}
     row = Row("train.jsonl:7", "messages", (chat(("user", "u")).messages[0], apart))
@@ -126,7 +134,8 @@ def test_without_the_check_of_prefixes_a_turn_would_be_learnt_wrongly(
 def test_without_the_check_of_what_is_said_reasoning_would_be_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "is_said", lambda *_: True)
+    for module in (turns, said):
+        monkeypatch.setattr(module, "is_said", lambda *_: True)
     tokenizer = make_tokenizer(THINKING)
     lost = chat(("user", "u"), ("assistant", "before<think>hm</think>a"))
     assert "before" not in taught(encode(lost, tokenizer), tokenizer)[0]
