@@ -1,7 +1,9 @@
 """What a file says is what is read, or it is refused: nothing that was meant is left out unseen."""
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,17 @@ def test_a_mapping_to_what_is_not_there_is_told(write: Write) -> None:
     reading = Reading({"instruction": "question", "output": "a", "messages.role": "who"})
     with pytest.raises(DataError, match="names `question`, and the row has `q`, `a`"):
         list(read_rows(SourceFile(path, "auto", reading)))
+
+
+@pytest.mark.parametrize("ours", ["input", "history", "system", "tools", "text"])
+def test_a_column_that_was_named_and_is_in_no_row_is_told(ours: str, write: Write) -> None:
+    path = write([{**CHATS[0], "contxt": "c"}, {**CHATS[0], "context": None}])
+    source = SourceFile(path, "auto", Reading({ours: "context"}))
+    assert len(list(read_rows(source))) == 2
+    said = f"{path}: `columns` names `context` for {ours}, and no row that was read has such"
+    with pytest.raises(DataError, match=re.escape(said)):
+        list(read_rows(replace(source, max_rows=1)))
+    assert len(list(read_rows(replace(source, reading=Reading({"input": "input"}))))) == 2
 
 
 def test_a_first_row_in_place_of_names_is_not_shown(write: Write) -> None:
