@@ -25,8 +25,9 @@ def left_out(row: Row, i: int, name: str) -> RowError:
     """The error for a part of an answer that a template does not write."""
     return RowError(
         row.where,
-        f"turn {i + 1}: {name}: the chat template leaves a part of it out. Set `data.template` to "
-        "one that writes it, or give the turn in the way that this template expects.",
+        f"turn {i + 1}: {name}: the chat template does not write it, or not all of it. Set "
+        "`data.template` to one that does, give the turn in the way that this template expects, "
+        "or leave such rows out.",
     )
 
 
@@ -96,25 +97,36 @@ def check_heard(row: Row, text: str, tokenizer: "PreTrainedTokenizerBase") -> No
 def _check_answered(row: Row, i: int, text: str, tokenizer: "PreTrainedTokenizerBase") -> None:
     """The same of an answer, in the chat up to it: it may be written in another way further on."""
     message = row.messages[i]
-    calls = message.get("tool_calls")
     unseen = [(name, part) for name, part in said_by(message) if part.strip() not in text]
-    if not unseen and not calls:
+    less = _with_less(message)
+    if not unseen and not less:
         return
     after = render_until(row, i + 1, tokenizer)
     for name, part in unseen:
         if not is_said(part, after, 0, len(after)):
             raise left_out(row, i, name)
-    silent = {name: part for name, part in message.items() if name != "tool_calls"}
-    calls = calls if isinstance(calls, list) else []
+    for name, other in less:
+        if _renders_as(after, [*row.messages[:i], other], row.tools, tokenizer):
+            raise left_out(row, i, name)
+
+
+def _with_less(message: Message) -> list[tuple[str, Message]]:
+    """An answer without its thoughts, and without each of its calls; each with what is missing.
+
+    Thoughts may be there under two names, of which a template reads one.
+    """
+    thoughts = [name for name in REASONING if message.get(name)]
+    found = [
+        (name, {key: part for key, part in message.items() if key not in thoughts})
+        for name in thoughts[:1]
+    ]
+    given = message.get("tool_calls")
+    calls = given if isinstance(given, list) else []
+    silent = {key: part for key, part in message.items() if key != "tool_calls"}
     for n in range(len(calls)):
         left = [*calls[:n], *calls[n + 1 :]]
-        other = {**silent, "tool_calls": left} if left else silent
-        if _renders_as(after, [*row.messages[:i], other], row.tools, tokenizer):
-            raise RowError(
-                row.where,
-                f"turn {i + 1}: tool_calls[{n + 1}]: the chat template does not write it. "
-                "Set `data.template` to one that does, or leave such rows out.",
-            )
+        found.append((f"tool_calls[{n + 1}]", {**silent, "tool_calls": left} if left else silent))
+    return found
 
 
 def _renders_as(
