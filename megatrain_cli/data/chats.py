@@ -170,9 +170,10 @@ def _turn(turn: object, place: str, where: str, spelling: _Spelling) -> Message:
     _refuse_other_keys(turn, place, where, spelling)
     turn = {**turn, spelling.content: _one_text(parts)}
     parts = Fields(turn, where, {"role": spelling.role, "content": spelling.content}, place)
-    refuse_keys(parts)
+    refuse_keys(turn, parts)
     for name in REASONING:
-        parts.optional_text(name)
+        if name in turn:
+            parts.optional_text(name)
     name = parts.text("role")
     role = spelling.roles.get(name)
     if role is None:

@@ -18,6 +18,8 @@ COLUMNS: Mapping[str, str] = _MEDIA | {
         ("rejected", "rejected_response", "rejected_messages", "kto_tag"),
         "preferences are not trained on. Take the column out to learn the answers beside it",
     ),
+    "chat_template_kwargs": "variables of the chat template cannot be given row by row. Write what "
+    "they change into the turns or the template, and take the column out",
     "functions": "schemas of tools are read from `tools`, each as {type: function, function: ...}",
 }
 """Columns of a chat -> why they are refused."""
@@ -49,12 +51,16 @@ def refuse_columns(fields: Fields) -> None:
         )
 
 
-def refuse_keys(turn: Fields) -> None:
+def refuse_keys(turn: Mapping[str, object], parts: Fields) -> None:
     """Refuse a turn that says more than is read.
 
+    Args:
+        turn: As it was read; looked at first, since turns are many and few have such keys.
+        parts: The same, to name turn and key in the message.
+
     Raises:
-        RowError: Names turn and key.
+        RowError: There is more.
     """
-    for name, reason in _OF_TURN.items():
-        if turn.get(name):
-            raise turn.refuse(name, reason)
+    for name in sorted(turn.keys() & _OF_TURN.keys()):
+        if turn[name]:
+            raise parts.refuse(name, _OF_TURN[name])

@@ -57,6 +57,7 @@ def test_rows_with_more_than_text_are_refused_by_their_column(
         ({"rejected_response": "c"}, "rejected_response: preferences are not trained on"),
         ({"rejected": [SAID]}, "rejected: preferences are not trained on"),
         ({"label": False}, "label: true or false beside an answer"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs: variables"),
         ({"functions": [{"name": "f"}]}, "functions: schemas of tools are read from `tools`"),
     ],
 )
