@@ -74,6 +74,11 @@ def suggest_key(section: str | None, name: str) -> tuple[str | None, str]:
     if section is None and name in KEYS:
         parent, _, leaf = name.partition(".")
         return name, f"write `{leaf}` on a line of its own below `{parent}:`"
+    own = SECTIONS[section].model_fields if section is not None else ()
+    longer = [leaf for leaf in own if leaf.endswith(f"_{name}")]
+    if longer and name not in ALIASES:  # of `train.steps`, not `eval.steps`
+        meant = f"{section}.{longer[0]}" if len(longer) == 1 else None
+        return meant, f"unknown key. Did you mean {' or '.join(f'`{leaf}`' for leaf in longer)}?"
     if name in _LEAVES:
         places = _LEAVES[name]
         where = " or ".join(f"`{key}`" for key in places)
@@ -82,7 +87,7 @@ def suggest_key(section: str | None, name: str) -> tuple[str | None, str]:
         tool, key = ALIASES[name]
         return key, f"unknown key; this is {tool}'s name for `{key}`"
     if section is None:
-        found = nearest(name, [*SECTIONS, *_LEAVES])
+        found = nearest(name, [*SECTIONS, *_LEAVES], cutoff=0.65)
         if found in SECTIONS:
             return found, f"unknown section. Did you mean `{found}`?"
     else:

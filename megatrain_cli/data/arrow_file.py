@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from megatrain_cli.data.files import is_packed, show_path
 from megatrain_cli.data.records import Records
-from megatrain_cli.errors import DataError
+from megatrain_cli.errors import DataError, RowError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,10 +33,35 @@ def read_arrow(path: Path, kind: Literal["parquet", "arrow"]) -> Records:
         for batch in _parquet(path) if kind == "parquet" else _ipc(path):
             _refuse_doubled(batch.schema, name)
             for start in range(0, batch.num_rows, _BATCH):
-                part = batch.slice(start, _BATCH)
-                for value in part.to_pylist(maps_as_pydicts="strict"):
+                for row in _rows(batch.slice(start, _BATCH)):
                     number += 1
-                    yield f"{name}:{number}", value
+                    where = f"{name}:{number}"
+                    yield where, RowError(where, row) if isinstance(row, str) else row
+
+
+def _rows(batch: "pa.RecordBatch") -> list[dict[str, object] | str]:
+    """Rows as Python objects, or what is wrong with them; a fault is that of its row alone."""
+    try:
+        return list(batch.to_pylist(maps_as_pydicts="strict"))
+    except UnicodeDecodeError:
+        raise
+    except (KeyError, OverflowError, ValueError):
+        if batch.num_rows == 1:
+            return [_fault_of(batch)]
+        return [row for i in range(batch.num_rows) for row in _rows(batch.slice(i, 1))]
+
+
+def _fault_of(row: "pa.RecordBatch") -> str:
+    """Which column of a row that Python cannot hold is the cause, and why."""
+    reason = ""
+    for name in row.schema.names:
+        try:
+            row.select([name]).to_pylist(maps_as_pydicts="strict")
+        except KeyError:
+            reason = f"{name}: an object has the same key twice. Keep one."
+        except (OverflowError, ValueError):  # a year beyond 9999, a time zone that is not known
+            reason = f"{name}: a date or time that Python cannot hold. Take the column out."
+    return reason
 
 
 def _parquet(path: Path) -> "Iterator[pa.RecordBatch]":

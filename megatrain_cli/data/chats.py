@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from megatrain_cli.data.fields import Fields, check_finite, check_text, show_kind
 from megatrain_cli.data.strict_json import drop_nulls, parse_json
+from megatrain_cli.data.unread import refuse_columns, refuse_keys
 from megatrain_cli.errors import RowError
 
 Message = dict[str, object]
@@ -17,8 +18,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TAGS = (*ROLES, "observation", "function_call")
 """What `tags` may name: roles, and the two that only sharegpt has."""
 
-MEDIA = ("images", "videos", "audios")
-"""Columns of what is no text; one that is empty says nothing."""
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""What files call the thoughts before an answer."""
 
 # What says whether a turn is learnt, by the tools whose files have it: ours, ms-swift's, axolotl's,
 # OpenAI's. A mark that is not known would be passed over, and what it forbids be learnt.
@@ -120,9 +121,7 @@ def _is_list(value: object) -> bool:
 
 def _chat(fields: Fields, turns: list[Message]) -> Chat:
     """The turns behind the row's own system text, and its tools."""
-    for name in MEDIA:
-        if fields.get(name):
-            raise fields.refuse(name, "rows with more than text are not trained on")
+    refuse_columns(fields)
     if system := fields.optional_text("system"):
         if any(turn["role"] == "system" for turn in turns):
             raise fields.refuse("system", "a system turn is there too. Keep one of them.")
@@ -171,6 +170,10 @@ def _turn(turn: object, place: str, where: str, spelling: _Spelling) -> Message:
     _refuse_other_keys(turn, place, where, spelling)
     turn = {**turn, spelling.content: _one_text(parts)}
     parts = Fields(turn, where, {"role": spelling.role, "content": spelling.content}, place)
+    refuse_keys(turn, parts)
+    for name in REASONING:
+        if name in turn:
+            parts.optional_text(name)
     name = parts.text("role")
     role = spelling.roles.get(name)
     if role is None:
@@ -226,21 +229,25 @@ def _refuse_other_keys(
 
 def _with_train(message: Message, place: str, where: str) -> Message:
     """`train` as a bool, whatever the file calls it."""
-    name = next((name for name in _TRAIN if name in message), None)
-    if name is None:
-        return message
-    train, is_answer = message.pop(name), message["role"] == "assistant"
-    if name == "weight":
-        if isinstance(train, bool) or train not in (0, 1):
-            raise RowError(where, f"{place}.weight: neither 0 nor 1")
-        if not is_answer:
-            return message
-        train = train == 1
-    if not isinstance(train, bool):
-        raise RowError(where, f"{place}.{name}: {show_kind(train)} where true or false is expected")
-    if train and not is_answer:
-        raise RowError(where, f"{place}.{name}: true on a turn that is not the assistant's")
-    return {**message, "train": train}
+    said = {name: message.pop(name) for name in _TRAIN if name in message}
+    is_answer = message["role"] == "assistant"
+    read: dict[str, bool] = {}
+    for name, train in said.items():
+        if name == "weight":
+            if isinstance(train, bool) or train not in (0, 1):
+                raise RowError(where, f"{place}.weight: neither 0 nor 1")
+            if is_answer:
+                read[name] = train == 1
+            continue
+        if not isinstance(train, bool):
+            kind = show_kind(train)
+            raise RowError(where, f"{place}.{name}: {kind} where true or false is expected")
+        if train and not is_answer:
+            raise RowError(where, f"{place}.{name}: true on a turn that is not the assistant's")
+        read[name] = train
+    if len(set(read.values())) > 1:
+        raise RowError(where, f"{place}: {' and '.join(read)} say the opposite. Keep one of them.")
+    return {**message, "train": next(iter(read.values()))} if read else message
 
 
 def _calls(parts: Fields) -> list[object]:

@@ -53,6 +53,9 @@ _OTHERS = {
     b"PK\x03\x04": "a zip archive; unpack it",
     b"\xff\xfe": "UTF-16 text; save it as UTF-8",
     b"\xfe\xff": "UTF-16 text; save it as UTF-8",
+    b"BZh91AY": "a bzip2 archive; unpack it, or pack it with gzip",
+    b"\xfd7zXZ": "an xz archive; unpack it, or pack it with gzip",
+    _GZIP: "packed with gzip twice; unpack it once",
     b"version https://git-lfs": "a Git LFS pointer, not the data; run `git lfs pull`",
 }
 

@@ -11,8 +11,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from megatrain_cli.data.fields import show_kind
+from megatrain_cli.data.fields import check_finite, show_kind
 from megatrain_cli.data.formats import Message, Row
+from megatrain_cli.data.strict_json import parse_json
 from megatrain_cli.errors import RowError
 
 
@@ -111,9 +112,10 @@ def _read_arguments(value: object, where: str, field: str) -> object:
             raise RowError(where, f"{field}: {show_kind(value)} where an object is expected")
         return value
     try:
-        read = json.loads(value) if value.strip() else {}
-    except (ValueError, RecursionError):
-        raise RowError(where, f"{field}: the text is not JSON") from None
+        read = parse_json(value.strip(), where) if value.strip() else {}
+    except RowError as error:
+        raise RowError(where, f"{field}: {error.reason}") from None
+    check_finite(read, field, where)
     if not isinstance(read, dict):
         raise RowError(where, f"{field}: the JSON text is not an object")
     return read

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain_cli.config.names import nearest
-from megatrain_cli.data.chats import MEDIA
 from megatrain_cli.data.files import MAX_ROW, open_bytes, show_path
 from megatrain_cli.data.formats import Reading
 from megatrain_cli.data.hub import HubSet
 from megatrain_cli.data.json_file import BYTE_ORDER_MARK
 from megatrain_cli.data.records import decode
 from megatrain_cli.data.strict_json import parse_json
+from megatrain_cli.data.unread import COLUMNS
 from megatrain_cli.errors import DataError
 
 _KEYS = {
@@ -119,7 +119,7 @@ class _Reader:
             # Texts to go on with (its stage `pt`): a prompt and no answer.
             return "text", Reading({"text": named["prompt"]})
         columns = {ours: named.get(theirs) for theirs, ours in fields.items()}
-        columns |= dict.fromkeys(MEDIA)  # those that are named were refused
+        columns |= dict.fromkeys((*COLUMNS, "label"))  # those that are named were refused
         if formatting == "alpaca":
             return "alpaca", Reading(columns)
         tags = self._names("tags") or {}

@@ -74,7 +74,7 @@ def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
     """Read and check a source, row by row, in order; a row that cannot be used is its error.
 
     Raises:
-        DataError: The source cannot be read, or has no rows.
+        DataError: The source cannot be read, has no rows, or has none with a column that was named.
     """
     if source.format not in ("auto", *FORMATS):
         raise DataError(
@@ -83,6 +83,9 @@ def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
         )
     row_format = None if source.format == "auto" else source.format
     is_empty = True
+    # A field under its own name may be in no row; another name was meant to be found.
+    unseen = {c: ours for ours, c in source.reading.columns.items() if c and c != ours}
+    unseen = {column: ours for column, ours in unseen.items() if "." not in ours}
     # Closed here, and not when memory is tidied up: it holds an open file.
     with closing(_records(source)) as records:
         for where, value in islice(records, source.max_rows):
@@ -92,6 +95,8 @@ def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
                 if isinstance(value, RowError):
                     row = value
                 else:
+                    for column in [column for column in unseen if column in value]:
+                        del unseen[column]
                     row_format = _agree(value, row_format, where, source.reading)
                     row = parse_row(value, row_format, where, source.reading, source.index)
             except RowError as error:
@@ -99,6 +104,11 @@ def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
             yield row
     if is_empty:
         raise DataError(f"{source.name}: the file has no rows")
+    for column, ours in unseen.items():
+        raise DataError(
+            f"{source.name}: `columns` names `{column}` for {ours}, and no row that was read has "
+            "such a column. Name another one, or leave the field out."
+        )
 
 
 def read_rows(source: SourceFile, bad_rows: BadRows | None = None) -> Iterator[Row]:

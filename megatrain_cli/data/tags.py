@@ -3,8 +3,8 @@
 Nearly no template that comes with a model has the tags, and those that have them differ in
 whether the header, the end mark and the line break behind it lie inside. What is learnt is the
 same for all: the answer with its end mark. Tags are believed when there is one pair for each
-assistant turn, with what the turn says inside; otherwise the turns are found by rendering, as
-without tags.
+assistant turn, with what the turn says inside and nothing of what was asked; otherwise the turns
+are found by rendering, as without tags.
 """
 
 import re
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from megatrain_cli.data.formats import Row
 from megatrain_cli.data.marks import TurnMarks
-from megatrain_cli.data.render import render_tagged, template_of
-from megatrain_cli.data.turns import Passage, is_said
+from megatrain_cli.data.render import render_tagged, render_until, template_of
+from megatrain_cli.data.said import is_said
+from megatrain_cli.data.turns import Passage
+from megatrain_cli.errors import RowError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,9 +50,32 @@ def find_by_tags(
         span = _trim(text, start, stop, marks)
         if span is None or not is_said(str(row.messages[i]["content"]), text, *span):
             return None
+        if _holds_what_was_asked(row, i, text, span[0], tokenizer):
+            return None
         if i in turns:
             spans.append(span)
     return Passage(text, tuple(spans))
+
+
+def _holds_what_was_asked(
+    row: Row, i: int, text: str, start: int, tokenizer: "PreTrainedTokenizerBase"
+) -> bool:
+    """Whether tags enclose a part of what a server would give, such as the question.
+
+    Args:
+        row: As the template takes it.
+        i: Place of the answer.
+        text: The whole chat, rendered.
+        start: Where learning would begin.
+        tokenizer: Has the template.
+    """
+    if not i:
+        return False  # no template writes an empty chat
+    try:
+        given = render_until(row, i, tokenizer, generation_prompt=True)
+    except RowError:
+        return False  # the template does not write a chat without its answer
+    return text.startswith(given) and start < len(given)
 
 
 def _trim(text: str, start: int, stop: int, marks: TurnMarks) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
+from megatrain_cli.data.chats import REASONING
 from megatrain_cli.data.formats import Row
 from megatrain_cli.data.tokenise import IGNORED, CutText, tokenise_cut
 from megatrain_cli.data.written import Written, write
@@ -140,7 +141,7 @@ def encode_rows(
 
 
 def _nothing_to_learn(row: Row, train_on_prompt: bool) -> SkipReason | None:
-    """Whether a row can be left out unseen; a call of a tool is something to learn."""
+    """Whether a row can be left out unseen; a call of a tool and a thought are something."""
     if row.input_ids is not None:
         muted = row.labels is not None and all(label == IGNORED for label in row.labels)
         return SkipReason.NOT_TAUGHT if muted and not train_on_prompt else None
@@ -152,7 +153,11 @@ def _nothing_to_learn(row: Row, train_on_prompt: bool) -> SkipReason | None:
     taught = [message for message in answers if message.get("train") is not False]
     if not taught:
         return SkipReason.NOT_TAUGHT
-    said = any(message.get("tool_calls") or str(message["content"]).strip() for message in taught)
+    said = any(
+        message.get("tool_calls") or str(message.get(name) or "").strip()
+        for message in taught
+        for name in ("content", *REASONING)
+    )
     return None if said else SkipReason.EMPTY
 
 

@@ -4,6 +4,9 @@ from megatrain_cli.data.fields import Fields, show_kind
 
 IGNORED = -100
 
+# What other tools call the tokens to learn. Passed over, everything would be learnt.
+_OTHER_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
+
 
 def read_tokens(fields: Fields) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """Token ids, and labels where the row has them.
@@ -22,6 +25,13 @@ def read_tokens(fields: Fields) -> tuple[tuple[int, ...], tuple[int, ...] | None
         raise fields.refuse(
             "attention_mask", "not all ones: padding and other masks cannot be kept. Remove them."
         )
+    for other in _OTHER_MASKS:
+        if any(item != 1 for item in fields.optional_items(other)):
+            raise fields.refuse(
+                other, "not all ones, and not read. Write `labels`: -100 where nothing is learnt."
+            )
+    if len(fields.optional_items("seq_lengths")) > 1:
+        raise fields.refuse("seq_lengths", "several documents in a row. Write one a row.")
     positions = _beside(fields, "position_ids", input_ids)
     if positions and positions != tuple(range(len(input_ids))):
         raise fields.refuse(

@@ -14,24 +14,18 @@ was written. What cannot be verified for its own turn is refused: a guess would 
 something else, silently.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from megatrain_cli.data.formats import Message, Row
+from megatrain_cli.data.formats import Row
 from megatrain_cli.data.marks import TurnMarks
-from megatrain_cli.data.render import FAULTS, render, render_until
+from megatrain_cli.data.render import render_until
+from megatrain_cli.data.said import is_said, left_out, said_by
 from megatrain_cli.errors import RowError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# What files call the thoughts before an answer.
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-
-# No prompt supplies more of an answer than this, in characters.
-_MOST_SUPPLIED = 64
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,7 @@ def _find_turn(
     turn = _Turn(after, start, len(after) - len(rest))
     if turn.end - len(end) < start:
         raise _not_preserving(row, i)
-    _check_said(row, i, turn, tokenizer)
+    _check_said(row, i, turn)
     return turn
 
 
@@ -139,92 +133,11 @@ def _start_of(
     return max(fitting)
 
 
-def _check_said(row: Row, i: int, turn: _Turn, tokenizer: "PreTrainedTokenizerBase") -> None:
+def _check_said(row: Row, i: int, turn: _Turn) -> None:
     """Refuse a template that leaves out a part of what the turn says, blanks apart."""
-    message = row.messages[i]
-    for name in ("content", *_REASONING):
-        part = message.get(name)
-        if isinstance(part, str) and not is_said(part, turn.text, turn.start, turn.end):
-            raise RowError(
-                row.where,
-                f"turn {i + 1}: {name}: the chat template leaves a part of it out, "
-                "so it would not be learnt. Set `data.template` to one that writes it, or give "
-                "the turn in the way that this template expects.",
-            )
-    if message.get("tool_calls"):
-        silent = {name: part for name, part in message.items() if name != "tool_calls"}
-        if _renders_as(turn.text, [*row.messages[:i], silent], row.tools, tokenizer):
-            raise RowError(
-                row.where,
-                f"turn {i + 1}: tool_calls: the chat template does not write them. "
-                "Set `data.template` to one that does, or leave such rows out.",
-            )
-
-
-def is_said(part: str, text: str, start: int, end: int) -> bool:
-    """Whether a part, blanks apart, is in `text[start:end]`; its first words may be in the prompt.
-
-    A server may supply the `<think>` that an answer opens with.
-    """
-    span = text[start:end]
-    if part in span:
-        return True
-    wanted, said = _squeeze(part), _squeeze(span)
-    if wanted in said:
-        return True
-    supplied = _squeeze(text[max(0, start - _MOST_SUPPLIED) : start])
-    return any(
-        supplied.endswith(wanted[:n]) and said.startswith(wanted[n:])
-        for n in range(1, min(len(wanted), len(supplied)) + 1)
-    )
-
-
-def _squeeze(text: str) -> str:
-    """A text without blanks: templates trim and indent."""
-    return "".join(text.split())
-
-
-def check_heard(row: Row, text: str, tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Refuse a template that does not write a question, a system text, a result, or the tools.
-
-    Args:
-        row: As the template takes it.
-        text: The whole chat, rendered.
-        tokenizer: Has the template.
-
-    Raises:
-        RowError: One of them decides nothing in the text; names it.
-    """
-    for i, message in enumerate(row.messages):
-        content = str(message["content"])
-        if message["role"] == "assistant" or content.strip() in text:
-            continue
-        other = [*row.messages[:i], {**message, "content": "x"}, *row.messages[i + 1 :]]
-        if _renders_as(text, other, row.tools, tokenizer):
-            raise RowError(
-                row.where,
-                f"turn {i + 1} ({message['role']}): the chat template does not write "
-                "it. Set `data.template` to one that does, or leave such turns out.",
-            )
-    if row.tools and _renders_as(text, row.messages, (), tokenizer):
-        raise RowError(
-            row.where,
-            "tools: the chat template does not write them. Set `data.template` to "
-            "one that does, or leave the column out.",
-        )
-
-
-def _renders_as(
-    text: str,
-    messages: Sequence[Message],
-    tools: Sequence[dict[str, object]],
-    tokenizer: "PreTrainedTokenizerBase",
-) -> bool:
-    """Whether another chat gives the same text; one that is refused gives none."""
-    try:
-        return render(tokenizer, messages, tools) == text
-    except FAULTS:
-        return False
+    for name, part in said_by(row.messages[i]):
+        if not is_said(part, turn.text, turn.start, turn.end):
+            raise left_out(row, i, name)
 
 
 def _check_order(turns: list[_Turn], row: Row) -> None:

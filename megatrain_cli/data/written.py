@@ -14,9 +14,10 @@ from megatrain_cli.data.formats import Row
 from megatrain_cli.data.given import prepare, with_text_arguments, without_end
 from megatrain_cli.data.marks import TurnMarks, find_turn_marks
 from megatrain_cli.data.render import FAULTS, render, render_chat
+from megatrain_cli.data.said import check_heard
 from megatrain_cli.data.tags import find_by_tags
 from megatrain_cli.data.tokenise import IGNORED, CutText, CutTokens, tokenise
-from megatrain_cli.data.turns import Passage, check_heard, find_passages
+from megatrain_cli.data.turns import Passage, find_passages
 from megatrain_cli.errors import DataError, RowError
 
 if TYPE_CHECKING:

@@ -43,6 +43,31 @@ def test_exponents_are_numbers_with_and_without_a_dot(load: Load) -> None:
             "config.yaml:4: optimizer.max_length: not here; it belongs at `data.max_length`",
         ),
         (
+            "logging: {steps: 5}\n",
+            "config.yaml:4: logging.steps: unknown key. Did you mean `log_steps`?",
+        ),
+        (
+            "checkpoint: {steps: 5}\n",
+            (
+                "config.yaml:4: checkpoint.steps: unknown key. Did you mean `save_steps` or"
+                " `keep_every_steps`?"
+            ),
+        ),
+        (
+            "completion_only_loss: true\n",
+            (
+                "config.yaml:4: completion_only_loss: unknown key; this is TRL's name for"
+                " `data.train_on_prompt`"
+            ),
+        ),
+        (
+            "packing_strategy: bfd\n",
+            (
+                "config.yaml:4: packing_strategy: unknown section. Known here: model, data, train, "
+                "optimizer, schedule, pipeline, store, checkpoint, logging, eval"
+            ),
+        ),
+        (
             "lr_scheduler: cosine\n",
             "config.yaml:4: lr_scheduler: unknown key; this is axolotl's name for `schedule.type`",
         ),

@@ -46,7 +46,7 @@ CHANGES: dict[str, Callable[[Kept], Prepared]] = {
     "format": lambda kept: kept.prepare(replace(kept.source, format="alpaca")),
     "rows": lambda kept: kept.prepare(replace(kept.source, max_rows=19)),
     "columns": lambda kept: kept.prepare(
-        replace(kept.source, reading=Reading({"system": "other"}, {}))
+        replace(kept.source, reading=Reading({"system": "output"}, {}))
     ),
     "bad rows": lambda kept: kept.prepare(on_bad_row="skip"),
 }

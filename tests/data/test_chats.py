@@ -120,7 +120,7 @@ def test_what_is_said_of_training_a_turn_is_checked(write: Write, turn: Any, rea
         ({"loss": True}, True),
         ({"loss": None}, None),
         ({"training": False}, False),
-        ({"train": False, "loss": True}, False),
+        ({"train": False, "loss": False, "weight": 0}, False),
     ],
 )
 def test_a_turn_says_whether_it_is_learnt(write: Write, more: Any, train: bool | None) -> None:
@@ -129,6 +129,12 @@ def test_a_turn_says_whether_it_is_learnt(write: Write, more: Any, train: bool |
     assert "weight" not in row.messages[0]
     user = read(write([{"messages": [{"role": "user", "content": "a", "weight": 1}]}]))
     assert user.messages[0] == {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize("more", [{"train": False, "loss": True}, {"train": True, "weight": 0}])
+def test_marks_of_a_turn_that_say_the_opposite_are_refused(write: Write, more: Any) -> None:
+    message = refusal(write([{"messages": [{"role": "assistant", "content": "a", **more}]}]))
+    assert f":1: messages[1]: {' and '.join(more)} say the opposite" in message
 
 
 def test_only_the_completion_is_learnt_of_a_pair(write: Write) -> None:
@@ -205,6 +211,9 @@ def test_an_empty_text_does_not_make_a_format_where_another_column_is_full(write
         ({"input_ids": [1, 2], "labels": [1]}, "labels: 1 items for 2 tokens"),
         ({"input_ids": [1, 2], "labels": [2, -100]}, "labels: item 1 is neither -100 nor"),
         ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask: not all ones"),
+        ({"input_ids": [1, 2], "completion_mask": [0, 1]}, "completion_mask: not all ones, and"),
+        ({"input_ids": [1, 2], "assistant_masks": [0, 1]}, "assistant_masks: not all ones, and"),
+        ({"input_ids": [1, 2], "seq_lengths": [1, 1]}, "seq_lengths: several documents in a row"),
         ({"input_ids": [1, 2], "position_ids": [0, 0]}, "position_ids: not 0, 1, 2"),
     ],
 )
@@ -213,7 +222,12 @@ def test_tokens_that_cannot_be_honoured_are_refused(write: Write, row: Any, reas
 
 
 def test_tokens_are_taken_as_they_are(write: Write) -> None:
-    beside = {"attention_mask": [1, 1, 1], "position_ids": [0, 1, 2]}
+    beside = {
+        "attention_mask": [1, 1, 1],
+        "loss_mask": [1, 1, 1],
+        "seq_lengths": [3],
+        "position_ids": [0, 1, 2],
+    }
     row = read(write([{"input_ids": [7, 8, 9], "labels": [-100, 8, 9], **beside}]))
     assert (row.format, row.input_ids, row.labels) == ("tokenized", (7, 8, 9), (-100, 8, 9))
     assert read(write([{"input_ids": [7], "labels": None}])).labels is None

@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from megatrain_cli.data import text_file
-from megatrain_cli.data.source import SourceFile, read_rows
-from megatrain_cli.errors import DataError
+from megatrain_cli.data.source import SourceFile, parse_rows, read_rows
+from megatrain_cli.errors import DataError, RowError
 from tests.data.kinds_of_file import KINDS, ROWS, write_kind
 
 Write = Callable[..., Path]
@@ -177,6 +177,30 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     with pa.ipc.new_stream(tmp_path / "a.arrow", doubled.schema) as writer:
         writer.write_table(doubled)
     assert "a.arrow: the column 'text' is there twice" in refusal(tmp_path / "a.arrow")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_value_that_python_cannot_hold_is_the_fault_of_its_row(tmp_path: Path, kind: str) -> None:
+    pairs = pa.list_(pa.map_(pa.string(), pa.string()))
+    turn, doubled = [("role", "user"), ("content", "a")], [("role", "user"), ("role", "tool")]
+    table = pa.table(
+        {
+            "messages": pa.array([[turn], [doubled], [turn], [turn]], pairs),
+            "day": pa.array([0, 0, 2**30, 0], pa.date32()),
+        }
+    )
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
+    found = list(parse_rows(SourceFile(path)))
+    assert [str(row) for row in found if isinstance(row, RowError)] == [
+        f"{path}:2: messages: an object has the same key twice. Keep one.",
+        f"{path}:3: day: a date or time that Python cannot hold. Take the column out.",
+    ]
+    assert [row.where for row in found] == [f"{path}:{number}" for number in (1, 2, 3, 4)]
 
 
 def test_values_that_json_has_not_are_named_and_not_shown(tmp_path: Path) -> None:

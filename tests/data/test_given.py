@@ -1,6 +1,6 @@
 """What a template is given: calls as objects, answers without their end marks, and no `train`."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -43,7 +43,10 @@ def test_a_template_that_joins_arguments_to_text_is_given_text() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ("{x", "the text is not JSON"),
+        ("{x", "broken JSON"),
+        ('{"x": 1, "x": 2}', "an object has the same key twice"),
+        ('{"x": NaN}', "a number that is not finite"),
+        ('{"x": 1e999}', "a number that is not finite"),
         ("[1]", "is not an object"),
         ([1], "a list where an object is expected"),
         (5, "a number where an object is expected"),
@@ -66,8 +69,18 @@ def test_calls_that_are_no_list_of_objects_are_refused(calls: object, reason: st
 
 def test_what_a_template_does_not_write_is_refused_by_name() -> None:
     plain = make_tokenizer(CHATML)
-    assert "turn 2: tool_calls: the chat template does not write them" in refusal(
+    assert "turn 2: tool_calls[1]: the chat template does not write it" in refusal(
         calling({"x": 1}), plain
+    )
+    first = make_tokenizer(TOOLS.replace("m.tool_calls | tojson", "m.tool_calls[0] | tojson"))
+    calls = [
+        call
+        for x in (1, 2)
+        for call in cast("list[object]", calling({"x": x}).messages[1]["tool_calls"])
+    ]
+    answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+    assert "turn 2: tool_calls[2]: the chat template does not write it" in refusal(
+        Row("train.jsonl:7", "messages", (ASKED, answer)), first
     )
     row = chat(("user", "u"), ("assistant", "a"), tools=({"name": "f"},))
     assert "tools: the chat template does not write them" in refusal(row, plain)
@@ -75,6 +88,16 @@ def test_what_a_template_does_not_write_is_refused_by_name() -> None:
                           "{% endif %}" + CHATML)  # fmt: skip
     row = chat(("system", "SYS"), ("user", "u"), ("assistant", "a"))
     assert "turn 1 (system): the chat template does not write it" in refusal(row, deaf)
+    row = chat(("system", "be kind\nbe brief"), ("user", "u"), ("assistant", "a"))
+    for part in ("[:5]", ".split('\n')[0]", ".split('\n')[-1]"):
+        half = make_tokenizer(
+            CHATML.replace(
+                "m['content']", f"(m.content{part} if m.role == 'system' else m.content)"
+            )
+        )
+        assert "turn 1 (system): the chat template does not write it, or not all" in refusal(
+            row, half
+        )
 
 
 def test_an_answer_that_ends_in_its_end_mark_gets_no_second() -> None:

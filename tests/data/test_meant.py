@@ -1,7 +1,9 @@
 """What a file says is what is read, or it is refused: nothing that was meant is left out unseen."""
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ def refusal(path: Path, row_format: str = "auto") -> str:
 
 
 @pytest.mark.parametrize("row", CHATS)
-@pytest.mark.parametrize("column", ["images", "videos", "audios"])
+@pytest.mark.parametrize("column", ["images", "videos", "audios", "image", "video", "audio"])
 def test_rows_with_more_than_text_are_refused_by_their_column(
     row: dict[str, object], column: str, write: Write
 ) -> None:
@@ -48,8 +50,50 @@ def test_rows_with_more_than_text_are_refused_by_their_column(
         assert read(write([{**row, column: nothing}])) == read(write([row]))
 
 
+@pytest.mark.parametrize("row", CHATS)
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"rejected_response": "c"}, "rejected_response: preferences are not trained on"),
+        ({"rejected": [SAID]}, "rejected: preferences are not trained on"),
+        ({"label": False}, "label: true or false beside an answer"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs: variables"),
+        ({"functions": [{"name": "f"}]}, "functions: schemas of tools are read from `tools`"),
+    ],
+)
+def test_columns_that_decide_what_other_tools_learn_are_not_passed_over(
+    row: dict[str, object], more: dict[str, object], said: str, write: Write
+) -> None:
+    path = write([row | more])
+    assert f"{path}:1: {said}" in refusal(path)
+    empty: dict[str, object] = dict.fromkeys(more)
+    assert read(write([row | empty])) == read(write([row]))
+    assert read(write([row | {"label": "sport"}])) == read(write([row]))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"function_call": {"name": "f", "arguments": "{}"}}, "function_call: calls are read from"),
+        ({"refusal": "no"}, "refusal: it would not be learnt"),
+        ({"audio": {"id": "a"}}, "audio: rows with more than text are not trained on"),
+        ({"train_detail": [{"begin_offset": 0}]}, "train_detail: it is not read"),
+        ({"reasoning": ["because"]}, "reasoning: a list where text is expected"),
+    ],
+)
+def test_keys_of_a_turn_that_decide_what_other_tools_learn_are_not_passed_over(
+    more: dict[str, object], said: str, write: Write
+) -> None:
+    path = write([{"messages": [ASKED, {**SAID, **more}]}])
+    assert f"{path}:1: messages[2].{said}" in refusal(path)
+    empty: dict[str, object] = dict.fromkeys(more)
+    plain = read(write([{"messages": [ASKED, SAID]}]))
+    assert read(write([{"messages": [ASKED, {**SAID, **empty}]}])) == plain
+
+
 def test_a_registry_that_does_not_name_them_does_not_read_them(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(CHATS[0] | {"images": ["a.png"]}))
+    more = {"images": ["a.png"], "label": True, "rejected": "c"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(CHATS[0] | more))
     (tmp_path / "dataset_info.json").write_text(json.dumps({"a": {"file_name": "a.jsonl"}}))
     entry = read_entry(tmp_path / "dataset_info.json", "a")
     assert len(list(read_rows(SourceFile(entry.path, entry.format, entry.reading)))) == 1
@@ -83,6 +127,17 @@ def test_a_mapping_to_what_is_not_there_is_told(write: Write) -> None:
     reading = Reading({"instruction": "question", "output": "a", "messages.role": "who"})
     with pytest.raises(DataError, match="names `question`, and the row has `q`, `a`"):
         list(read_rows(SourceFile(path, "auto", reading)))
+
+
+@pytest.mark.parametrize("ours", ["input", "history", "system", "tools", "text"])
+def test_a_column_that_was_named_and_is_in_no_row_is_told(ours: str, write: Write) -> None:
+    path = write([{**CHATS[0], "contxt": "c"}, {**CHATS[0], "context": None}])
+    source = SourceFile(path, "auto", Reading({ours: "context"}))
+    assert len(list(read_rows(source))) == 2
+    said = f"{path}: `columns` names `context` for {ours}, and no row that was read has such"
+    with pytest.raises(DataError, match=re.escape(said)):
+        list(read_rows(replace(source, max_rows=1)))
+    assert len(list(read_rows(replace(source, reading=Reading({"input": "input"}))))) == 2
 
 
 def test_a_first_row_in_place_of_names_is_not_shown(write: Write) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain_cli.data import turns
+from megatrain_cli.data import said, turns
 from megatrain_cli.data.formats import Message, Row
 from megatrain_cli.data.source import SourceFile
 from megatrain_cli.data.template import SkipReason
@@ -76,13 +76,40 @@ def test_an_empty_thought_is_part_of_the_prompt_and_a_real_one_is_learnt() -> No
     assert taught(encode(row, tokenizer), tokenizer) == wanted
 
 
+def test_a_thought_under_two_names_is_learnt_once() -> None:
+    tokenizer = make_tokenizer(THINKING)
+    both: Message = {
+        "role": "assistant",
+        "content": "a",
+        "reasoning": "h",
+        "reasoning_content": "h",
+    }
+    row = Row("f:1", "messages", (chat(("user", "u")).messages[0], both))
+    assert taught(encode(row, tokenizer), tokenizer) == ["<think>\nh\n</think>\n\na<|im_end|>"]
+
+
+def test_a_thought_without_an_answer_is_learnt() -> None:
+    tokenizer = make_tokenizer(THINKING)
+    apart: Message = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    row = Row("f:1", "messages", (chat(("user", "u")).messages[0], apart))
+    wanted = ["<think>\nhm\n</think>\n\n<|im_end|>"]
+    assert taught(encode(row, tokenizer), tokenizer) == wanted
+
+
 def test_reasoning_that_a_template_would_not_write_is_refused() -> None:
     apart: Message = {"role": "assistant", "content": "a", "reasoning_content": "hm"}
     row = Row("train.jsonl:7", "messages", (chat(("user", "u")).messages[0], apart))
     message = refusal(row, make_tokenizer(CHATML))
-    assert message.startswith("train.jsonl:7: turn 2: reasoning_content: the chat template leaves")
+    assert message.startswith(
+        "train.jsonl:7: turn 2: reasoning_content: the chat template does not"
+    )
+    again: Message = {**apart, "reasoning_content": "a"}  # the words of the answer
+    row = Row("train.jsonl:7", "messages", (row.messages[0], again))
+    assert "turn 2: reasoning_content: the chat template does not" in refusal(
+        row, make_tokenizer(CHATML)
+    )
     lost = chat(("user", "u"), ("assistant", "before<think>hm</think>a"))
-    assert "turn 2: content: the chat template leaves a part" in refusal(
+    assert "turn 2: content: the chat template does not write it" in refusal(
         lost, make_tokenizer(THINKING)
     )
 
@@ -126,7 +153,8 @@ def test_without_the_check_of_prefixes_a_turn_would_be_learnt_wrongly(
 def test_without_the_check_of_what_is_said_reasoning_would_be_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "is_said", lambda *_: True)
+    for module in (turns, said):
+        monkeypatch.setattr(module, "is_said", lambda *_: True)
     tokenizer = make_tokenizer(THINKING)
     lost = chat(("user", "u"), ("assistant", "before<think>hm</think>a"))
     assert "before" not in taught(encode(lost, tokenizer), tokenizer)[0]

@@ -1,6 +1,9 @@
 """Reading rows: the same from any spelling of a file; a place and a reason for each fault."""
 
+import bz2
+import gzip
 import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,6 +211,9 @@ def test_what_stands_beside_a_chat_is_checked_too(
         ("text".encode("utf-16"), "UTF-16"),
         (b"version https://git-lfs.github.com/spec/v1", "Git LFS"),
         (b"PK\x03\x04", "zip archive"),
+        (bz2.compress(b"{}"), "bzip2 archive"),
+        (lzma.compress(b"{}"), "xz archive"),
+        (gzip.compress(gzip.compress(b"{}")), "packed with gzip twice"),
     ],
 )
 def test_a_file_of_another_kind_is_named_as_such(write: Write, content: bytes, kind: str) -> None:

@@ -65,6 +65,18 @@ def test_tags_that_say_something_else_are_not_believed(inside: str) -> None:
     ]
 
 
+def test_tags_around_the_question_are_not_believed() -> None:
+    everything = "{% generation %}" + CHATML.split("{% if add")[0] + "{% endgeneration %}"
+    asking = "{% if add" + CHATML.split("{% if add")[1]
+    row = chat(("user", "u"), ("assistant", "a"))
+    for template, learnt in (
+        (everything + asking, "a<|im_end|>"),
+        (everything, "<|im_start|>assistant\na<|im_end|>"),  # no prompt, so the header is learnt
+    ):
+        tokenizer = make_tokenizer(template)
+        assert taught(encode(row, tokenizer), tokenizer) == [learnt]
+
+
 def test_the_tags_are_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("found by rendering")

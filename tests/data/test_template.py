@@ -7,7 +7,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from megatrain_cli.data.formats import Message, Row
-from megatrain_cli.data.template import SkipReason, num_targets
+from megatrain_cli.data.template import SkipReason, encode_row, num_targets
+from megatrain_cli.errors import DataError
 from tests.data.chats import chat, encode, refusal, taught, text
 from tests.data.templates import (
     CHATML,
@@ -170,6 +171,20 @@ def test_an_answer_that_melts_into_the_prompt_is_cut_where_a_server_cuts() -> No
     assert encoded.input_ids[: len(prompt)] == prompt
 
 
+@pytest.mark.parametrize("template", [CHATML, TAGGED])
+@pytest.mark.parametrize("train_on_prompt", [True, False])
+@pytest.mark.parametrize("more", [{"tool_calls": [{"name": "f"}]}, {"reasoning_content": "hm"}])
+def test_what_a_template_leaves_out_of_an_answer_is_refused_however_it_is_used(
+    template: str, train_on_prompt: bool, more: dict[str, object]
+) -> None:
+    talk = chat(("user", "u"), ("assistant", "a"), ("user", "v"), ("assistant", "b")).messages
+    for muted in ({}, {"train": False}):
+        messages = (talk[0], {**talk[1], **more, **muted}, *talk[2:])
+        row = Row("train.jsonl:7", "messages", messages)
+        with pytest.raises(DataError, match=f"turn 2: {next(iter(more))}.*: the chat template"):
+            encode_row(row, make_tokenizer(template), 200, "truncate", train_on_prompt)
+
+
 def test_train_on_prompt_teaches_everything() -> None:
     tokenizer = make_tokenizer(FORGETFUL)  # no turn need be told from another
     row = chat(("user", "u"), ("assistant", "hm</think>a"), ("user", "v"), ("assistant", "b"))
@@ -220,12 +235,18 @@ def test_a_row_whose_answer_is_cut_away_is_left_out(chatml: Any) -> None:
     [
         # The prompt of an answer holds what the answer in a chat does not.
         (
-            CHATML.replace("assistant\n' }}", "assistant\n<think>' }}"),
+            CHATML.replace(
+                "+ m['content']", "+ m['content'] + (m.tool_calls or '') | string"
+            ).replace("assistant\n' }}", "assistant\n<think>' }}"),
             "turn 2: the chat template is",
         ),
-        # Turns that call tools end in another mark.
+        # Turns that call tools end in another mark, and in one more where they say something too.
         (
-            CHATML.replace("+ '<|im_end|>'", "+ ('<|eot_id|>' if m.tool_calls else '<|im_end|>')"),
+            CHATML.replace(
+                "+ m['content']", "+ m['content'] + (m.tool_calls or '') | string"
+            ).replace(
+                "+ '<|im_end|>'", "+ ('<|eot_id|>' if m.tool_calls and m.content else '<|im_end|>')"
+            ),
             "turn 2: the chat template ends this turn in another way",
         ),
         # Three turns alone cannot be written, four can.
