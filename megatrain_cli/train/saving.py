@@ -110,6 +110,7 @@ class Saving:
         """
         if left is not None:
             self.saver.abandon()  # it may wait for an update that will never come
+        self._merged &= not self.saver.in_flight  # no step is left to tell how long it takes
         self._hear(self.saver.wait)
         if self.saved_step == step and not self.has_pending:
             return False
