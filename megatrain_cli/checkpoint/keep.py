@@ -24,7 +24,7 @@ def which_to_remove(
         run_id: The run's identity.
         keep_last: The newest that stay, at least 1.
         keep_every: Multiples of it, in steps, stay.
-        protected: Folders that stay, as the one that this process resumed from.
+        protected: Folders that stay, as the one that was just committed.
 
     Returns:
         Oldest first, so that a removal that is cut short leaves the newer ones.

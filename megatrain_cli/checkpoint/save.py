@@ -32,6 +32,8 @@ from megatrain_cli.store.master import MasterStore
 
 __all__ = ["Retention", "SaveReport", "Saver", "Snapshot"]
 
+_ASKED_EVERY_SECONDS = 0.01
+
 
 @dataclass(frozen=True)
 class SaveReport:
@@ -164,10 +166,15 @@ class Saver:
             self._box.popleft()
         return reports
 
-    def wait(self) -> list[SaveReport]:
-        """`poll` once the save that is under way has ended."""
+    def wait(self, in_vain: Callable[[], bool] = lambda: False) -> list[SaveReport]:
+        """`poll` once the save that is under way has ended.
+
+        Args:
+            in_vain: Whether it waits for an update that will never come; returns then, too.
+        """
         if self._thread is not None:
-            self._thread.join()
+            while self._thread.is_alive() and not in_vain():
+                self._thread.join(_ASKED_EVERY_SECONDS)
         return self.poll()
 
     def abandon(self) -> None:

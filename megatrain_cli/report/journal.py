@@ -62,10 +62,13 @@ class Journal:
                 self._patient(f"{problem} Its lines are kept until there is room.")
 
     def close(self) -> None:
-        """Close the file, without the lines that found no room to the end; may be called twice."""
+        """Close the file; may be called twice. Lines that found no room to the end are lost."""
         if not self._file.closed:
             with suppress(OSError):  # it was said when the first was kept
                 self._write_left()
+            if self._left and self._patient is not None:
+                count = self._left.count(b"\n")
+                self._patient(f"{self._path}: no room to the end, its last {count} lines are lost.")
         self._file.close()
 
     def _write_left(self) -> None:

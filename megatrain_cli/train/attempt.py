@@ -25,32 +25,21 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.report.journal import Journal
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import Engine, assemble, first_uses, update_order
-from megatrain_cli.train.compare import measured_beside_planned, waited_for_data
+from megatrain_cli.train.compare import tell_compared, waited_for_data
 from megatrain_cli.train.evaluating import evaluations_of
 from megatrain_cli.train.facts import run_facts
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.loop import Run
+from megatrain_cli.train.not_loaded import DamagedCheckpoint, LockRefused
 from megatrain_cli.train.preparation import device_errors, prepare_attempt
 from megatrain_cli.train.rescue import Rescue, leave_hung
 from megatrain_cli.train.resume import Resumption
 from megatrain_cli.train.saving import Saving, make_saver
-from megatrain_cli.train.step import StepUpdate, UpdateStop, finish_update
+from megatrain_cli.train.step import UpdateStop, finish_update
 from megatrain_cli.train.stop import StopRequest
 from megatrain_cli.train.superseded import make_way, set_aside
 from megatrain_cli.train.watchdog import Watchdog
 from megatrain_cli.units import show_bytes
-
-
-class DamagedCheckpoint(Exception):  # noqa: N818  told to whoever chose the checkpoint
-    """A checkpoint was found to be damaged while it was loaded; nothing has changed yet."""
-
-    def __init__(self, folder: Path, reason: CorruptError) -> None:
-        self.folder, self.reason = folder, reason
-        super().__init__(str(reason))
-
-
-class LockRefused(Exception):  # noqa: N818  told to whoever can plan without it
-    """The driver refused to page-lock a layer of a store that is being loaded."""
 
 
 class Attempt:
@@ -90,6 +79,7 @@ class Attempt:
         # lose. A signal handler reads it, so no lock guards it.
         self._rescue: Rescue | None = None
         self._outdated: Path | None = None  # checkpoint that the last one will replace
+        self._given_up = False  # the last evaluation, as a signal came
         self._seconds: list[float] = []  # of each step
         self._waited: list[float] = []  # of these, for rows
 
@@ -106,17 +96,16 @@ class Attempt:
         early = self._loaded.config.checkpoint.include_gradients
         rows = self._made.rows
         # The last step's update is always finished: its checkpoint is what the run is for.
-        update_stop = UpdateStop(
-            lambda step: early and stop.signal_name is not None and step < rows.total_steps
-        )
-        run = Run(self._loaded, self._engine, rows, start=rows.start, stop=update_stop)
+        last = rows.total_steps
+        leave = UpdateStop(lambda step: early and stop.number is not None and step < last)
+        run = Run(self._loaded, self._engine, rows, start=rows.start, stop=leave)
         # Until the last save is on the disk, and one that is given up has been removed from it.
         self._stack.enter_context(Watchdog(self._progress, self._leave_hung))
         try:
             with device_errors(self._engine.plan.decisions.micro_batch_size):
                 done = self._make_steps(run, stop)
                 self._engine.lanes.drain()
-            self._end(done, stop, run.landed if update_stop.at is not None else None)
+            self._end(done, stop, run)
         except (Stopped, LockedError):
             raise  # saved, or not ours to save
         except Exception as error:
@@ -150,11 +139,12 @@ class Attempt:
             rescue.saving.after_step(done, record.loss, asked=stop.take_wish())
         return done
 
-    def _evaluate(self, run: Run, step: int, stop: StopRequest) -> None:
+    def _evaluate(self, run: Run, step: int, stop: StopRequest | None) -> None:
         """Evaluate after a step, unless a signal asks to stop."""
         rows = self._made.rows.evaluation
         assert rows is not None
-        record = run.evaluate(rows, step, lambda: stop.signal_name is not None)
+        record = run.evaluate(rows, step, lambda: stop is not None and stop.number is not None)
+        self._given_up = record is None
         if record is not None:
             self._journal.write(record)
             self._console.evaluated(record)
@@ -196,6 +186,7 @@ class Attempt:
         saver = make_saver(self._engine, made, checkpoint, folder)
         self._stack.callback(saver.close)
         saving = Saving(saver, facts, made.aux, checkpoint, folder, self._console, parent)
+        saving.is_left = lambda: run.left is not None
         saving.losses.extend(float.fromhex(loss) for loss in losses)
         if self._resumption is not None and not self._resumption.is_fork:
             # With an update to finish too: the checkpoint has all that is needed for it.
@@ -233,7 +224,7 @@ class Attempt:
         The old one goes once the new one is on the disk.
         """
         assert self._resumption is not None
-        old, saving.saved_step = self._resumption.checkpoint, None
+        old, saving.has_pending = self._resumption.checkpoint, True
         if not self._resumption.is_fork and old.manifest.step == self._made.rows.start.step:
             self._outdated = make_way(FileSystem(), old.folder)
 
@@ -242,9 +233,10 @@ class Attempt:
             set_aside(FileSystem(), self._folder.path, [self._outdated], self._folder.attempt)
             self._console.note(f"{self._outdated.name} was moved to superseded/")
 
-    def _end(self, done: int, stop: StopRequest, left: StepUpdate | None) -> None:
+    def _end(self, done: int, stop: StopRequest, run: Run) -> None:
         """Save what the steps have made, and say why there are no more."""
         assert self._rescue is not None
+        left = run.left
         saving, total = self._rescue.saving, self._made.rows.total_steps
         grace = self._loaded.config.checkpoint.grace_seconds - stop.seconds
         if stop.number == signal.SIGTERM and saving.would_take_longer(done, grace):
@@ -255,19 +247,24 @@ class Attempt:
                 f"{saving.saved_step}.",
                 signal.SIGTERM,
             )
-        saving.finish(done if left is None else max(self._engine.store.clock.steps), left)
+        step = done if left is None else max(self._engine.store.clock.steps)
+        if not saving.finish(step, left) and left is not None:
+            # No layer has had it, and the checkpoint of the step before has the name of this one.
+            finish_update(self._engine.store, self._engine.updater, left.scalars)
+            left = None
+            saving.finish(done)
         self._set_outdated_aside()
-        plan, spec = self._engine.plan, self._made.skeleton.spec
-        for line in measured_beside_planned(plan, spec, self._seconds):
-            self._console.note(line)
+        if self._given_up and done == total:  # nobody resumes a run that has ended
+            self._console.note("all is saved; the last evaluation is made before the run ends")
+            self._evaluate(run, done, None)
+        tell_compared(self._engine, self._seconds, self._console.note)
         if self._seconds:
             self._console.note(waited_for_data(self._waited, self._seconds))
         if left is not None or done < total:
-            where = self._folder.path
             how = "in the middle of its update" if left is not None else f"of {total}"
             raise Stopped(
                 f"Stopped by {stop.signal_name} after step {done} {how}; all is saved. Go on with "
-                f"`megatrain resume {where}`."
+                f"`megatrain resume {self._folder.path}`."
             )
 
     def _fail(self, error: Exception) -> None:

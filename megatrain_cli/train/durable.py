@@ -1,5 +1,6 @@
 """Small files of a run folder: after any crash they are whole, as they were or as they are now."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from megatrain_cli.checkpoint.storage import make_nonce, storage_error
 from megatrain_cli.checkpoint.tree import remove_tree
 from megatrain_cli.checkpoint.write import FileWriter
 from megatrain_cli.units import MIB
+
+# As `replace_file` names it. A person's files in the folder may begin in the same way.
+_UNFINISHED = re.compile(rf"{re.escape(TEMPORARY)}.+-[0-9a-f]{{8}}")
 
 
 def replace_file(fs: FileSystem, path: Path, data: bytes) -> None:
@@ -39,7 +43,7 @@ def remove_unfinished(fs: FileSystem, folder: Path) -> None:
     """
     try:
         for name in fs.list_folder(folder):
-            if name.startswith(TEMPORARY):
+            if _UNFINISHED.fullmatch(name):
                 fs.unlink(folder / name)
     except OSError as error:
         raise storage_error(fs, folder, error) from error

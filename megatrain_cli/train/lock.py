@@ -13,6 +13,7 @@ import secrets
 import socket
 from pathlib import Path
 
+from megatrain_cli.checkpoint.names import CHECKPOINTS
 from megatrain_cli.errors import LockedError, StorageError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -45,6 +46,7 @@ class RunLock:
         except OSError as error:  # a file system without locks
             self._file.close()
             raise StorageError(f"{path} cannot be locked: {error.strerror or error}.") from error
+        self._checkpoints = self._lock_checkpoints()
 
     def sign(self) -> None:
         """Write down who holds it.
@@ -82,7 +84,36 @@ class RunLock:
 
     def close(self) -> None:
         """Let go of it; a second call does nothing."""
+        if self._checkpoints is not None:
+            os.close(self._checkpoints)
+            self._checkpoints = None
         self._file.close()
+
+    def _lock_checkpoints(self) -> int | None:
+        """Lock the folder of checkpoints too, where it is there: another run's may be a link to it.
+
+        Returns:
+            Its descriptor; None where there is none, or none that can be locked, as on some network
+            disks.
+        """
+        place = self._path.parent / CHECKPOINTS
+        try:
+            folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # whoever reads or writes there says why
+            return None
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(folder)
+            self._file.close()
+            raise LockedError(
+                f"{place} is in use by a process of another run folder, by a link to it. Wait for "
+                "it, or use another run folder."
+            ) from None
+        except OSError:
+            os.close(folder)
+            return None
+        return folder
 
 
 def _holder(path: Path) -> str:

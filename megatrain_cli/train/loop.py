@@ -59,6 +59,11 @@ class Run:
             return self._last
         return self._before
 
+    @property
+    def left(self) -> StepUpdate | None:
+        """The step whose update was left undone; None where none was."""
+        return self.landed if self._stop.at is not None else None
+
     def steps(self) -> Iterator[StepRecord]:
         """Run step after step; yields as soon as a step's loss and norm are known.
 

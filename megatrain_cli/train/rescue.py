@@ -46,7 +46,8 @@ class Rescue:
             self.saving.saver.abandon()  # it may wait for an update that will never come
         self.clock.settle()
         try:
-            self.saving.finish(step, left)
+            if not self.saving.finish(step, left):
+                left = None  # no layer has had it, and the step before it is saved
         except MixedStateError as error:
             return f"The state in memory was not saved: {error}"
         except NumericsError as error:

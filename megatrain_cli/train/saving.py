@@ -40,6 +40,9 @@ class Saving:
         console: Hears of each checkpoint.
         parent: Id of the newest checkpoint that the state descends from.
         saved_step: Its step; None where there is none.
+        has_pending: It was made in the middle of that step's update, which has been finished since:
+            a whole one is to follow.
+        is_left: Whether the run has left an update undone, which a save may wait for in vain.
         losses: Of the last steps.
         last_seconds: How long the last save took; None before the first.
     """
@@ -52,6 +55,8 @@ class Saving:
     console: RunConsole
     parent: str | None = None
     saved_step: int | None = None
+    has_pending: bool = False
+    is_left: Callable[[], bool] = lambda: False
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
     last_seconds: float | None = None
     _wanted: bool = False
@@ -86,14 +91,18 @@ class Saving:
         self._hear(self.saver.wait)  # one that has just ended may not have been heard of
         self._begin(step)
         if not self.config.async_save:
-            self._hear(self.saver.wait)
+            self._hear(lambda: self.saver.wait(self.is_left))
 
-    def finish(self, step: int, left: StepUpdate | None = None) -> None:
+    def finish(self, step: int, left: StepUpdate | None = None) -> bool:
         """Make sure that the state is saved, and wait for it.
 
         Args:
             step: Updates of the layer that has had the most.
             left: An update that some layers have not had.
+
+        Returns:
+            False if the step was saved already: with an update that no layer has had it is another
+            state of the same name, and that is not saved.
 
         Raises:
             StorageError: The disk refused.
@@ -101,9 +110,10 @@ class Saving:
         """
         if left is not None:
             self.saver.abandon()  # it may wait for an update that will never come
+        self._merged &= not self.saver.in_flight  # no step is left to tell how long it takes
         self._hear(self.saver.wait)
-        if self.saved_step == step:
-            return
+        if self.saved_step == step and not self.has_pending:
+            return False
         self._begin(step, left)
         try:
             reports = self.saver.wait()
@@ -114,6 +124,7 @@ class Saving:
             reports = self.saver.wait()
         for report in reports:
             self._note(report)
+        return True
 
     def newest(self) -> str:
         """What there is to go on from, where nothing more can be saved."""
@@ -165,7 +176,7 @@ class Saving:
                 self._note(report)
 
     def _note(self, report: SaveReport) -> None:
-        self._failed_in_a_row = 0
+        self._failed_in_a_row, self.has_pending = 0, False
         self.parent, self.saved_step = report.id, report.step
         self.last_seconds = report.seconds
         self.console.saved(report.folder, report.num_bytes, report.seconds, report.stall_seconds)

@@ -11,8 +11,9 @@ from megatrain_cli.config.load import LoadedConfig, check_paths
 from megatrain_cli.errors import CorruptError
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import ORDINARY_MEMORY
-from megatrain_cli.train.attempt import Attempt, DamagedCheckpoint, LockRefused
+from megatrain_cli.train.attempt import Attempt
 from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.not_loaded import DamagedCheckpoint, LockRefused
 from megatrain_cli.train.outlook import verify_finished
 from megatrain_cli.train.resume import ResumeRequest, open_resume
 

@@ -254,6 +254,28 @@ def test_a_slow_disk_is_said_once_with_what_it_does_and_an_interval_that_it_can_
     assert checkpoints_of(run)[:2] == ["step-00000001", "step-00000004"]
 
 
+def test_a_save_that_outlasts_the_last_step_tells_no_interval(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many steps it would have taken is not known."""
+    finish = saving_module.Saving.finish
+    with disk_waits(monkeypatch) as (_, go):
+
+        def let_go(saving: saving_module.Saving, step: int, left: None) -> bool:
+            go.set()
+            return finish(saving, step, left)
+
+        monkeypatch.setattr(saving_module.Saving, "finish", let_go)
+        said = train_here(
+            workspace,
+            f"train.output_dir={tmp_path / 'run'}",
+            "checkpoint.async_save=true",
+            f"checkpoint.bounce_pool={1 << 24}",
+        )
+    assert "saved" in said
+    assert "checkpoint.save_steps" not in said
+
+
 def test_a_run_whose_lock_was_taken_while_it_saved_publishes_nothing(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,5 +77,7 @@ def test_only_what_was_left_unfinished_is_removed(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         replace_file(MortalFileSystem(3), tmp_path / "file.json", NEW)
     assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / ".tmp-mine").write_bytes(OLD)
+    (tmp_path / ".tmp-folder").mkdir()
     remove_unfinished(FileSystem(), tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+    assert {p.name for p in tmp_path.iterdir()} == {"mine", ".tmp-mine", ".tmp-folder"}

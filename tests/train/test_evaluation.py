@@ -145,6 +145,14 @@ def test_a_resumed_run_evaluates_at_the_same_steps_with_the_same_values(
         assert not differences(run, whole)
 
 
+def test_a_stop_at_the_last_step_loses_no_evaluation(dropped: tuple[Runs, Path]) -> None:
+    """A run that has ended is not resumed: it is made once all is saved."""
+    runs, whole = dropped
+    run = runs.train("stopped-last", after={5: stop})
+    assert evaluations(run) == evaluations(whole)
+    assert not differences(run, whole)
+
+
 def test_evaluations_beyond_a_rewind_are_set_aside(dropped: tuple[Runs, Path]) -> None:
     runs, whole = dropped
     run = runs.train("rewound", *EACH)

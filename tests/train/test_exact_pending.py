@@ -80,7 +80,7 @@ def test_a_run_stopped_so_again_and_again_ends_the_same(
     run = runs.train("chain", EARLY, ends=Stopped)
     runs.resume(run, after={2: die}, ends=Died)
     assert manifest_of(checkpoints(run)[-1]).pending is not None
-    before_update(2, 0, stop)
+    before_update(2, 1, stop)
     runs.resume(run, ends=Stopped)
     before_update(3, 1, stop)
     runs.resume(run, ends=Stopped)
@@ -106,4 +106,45 @@ def test_the_last_update_is_always_finished(
 ) -> None:
     before_update(TOTAL, 1, stop)
     run = runs.train("last", EARLY)
+    assert not differences(whole, run)
+
+
+@pytest.mark.parametrize("number", range(LAYERS))
+def test_a_save_that_waits_for_the_update_does_not_keep_it_from_being_left(
+    number: int,
+    runs: Runs,
+    whole: Path,
+    before_update: Callable[[int, int, Callable[[], None]], None],
+) -> None:
+    """Saves that the run waits for: one would wait for the rest of the update for ever."""
+    before_update(2, number, stop)
+    saves = ("checkpoint.async_save=false", "checkpoint.save_steps=2")
+    run = runs.train(f"waited-for-{number}", EARLY, *saves, ends=Stopped)
+    pending = manifest_of(checkpoints(run)[-1]).pending
+    assert pending is not None
+    assert pending.step == 2
+    runs.resume(run)
+    assert not differences(whole, run)
+
+
+def test_an_update_is_finished_where_the_step_before_it_is_saved_under_its_name(
+    runs: Runs, whole: Path, before_update: Callable[[int, int, Callable[[], None]], None]
+) -> None:
+    """The step is not lost: whether that one was saved whole, or in the middle of its own update.
+
+    A run that is stopped in its first step each time would make no progress.
+    """
+    saves = ("checkpoint.async_save=false", "checkpoint.save_steps=1")
+    before_update(2, 0, stop)
+    run = runs.train("named", EARLY, *saves, ends=Stopped)
+    assert [folder.name for folder in checkpoints(run)] == ["step-00000001", "step-00000002"]
+    assert manifest_of(checkpoints(run)[-1]).pending is None
+
+    before_update(1, 0, stop)
+    run = runs.train("first", EARLY, ends=Stopped)
+    assert [manifest_of(folder).step for folder in checkpoints(run)] == [0]
+    before_update(2, 0, stop)
+    runs.resume(run, ends=Stopped)
+    assert [manifest_of(folder).step for folder in checkpoints(run)] == [0, 2]
+    runs.resume(run)
     assert not differences(whole, run)

@@ -70,6 +70,19 @@ def test_a_lock_whose_file_was_removed_or_taken_is_noticed_before_a_save(tmp_pat
     second.close()
 
 
+def test_checkpoints_that_two_run_folders_share_by_a_link_have_one_writer(tmp_path: Path) -> None:
+    """F68: each has its own `run.lock`, and would remove what the other one is writing."""
+    disk, run = tmp_path / "disk", tmp_path / "run"
+    (disk / "checkpoints").mkdir(parents=True)
+    run.mkdir()
+    (run / "checkpoints").symlink_to(disk / "checkpoints")
+    for first, second in ((run, disk), (disk, run)):
+        lock = RunLock(first / "run.lock")
+        with pytest.raises(LockedError, match=f"^{second}/checkpoints is in use by a process of"):
+            RunLock(second / "run.lock")
+        lock.close()
+
+
 def test_a_file_system_without_locks_or_a_full_one_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

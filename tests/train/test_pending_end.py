@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from megatrain_cli.errors import InternalError, LockedError
+from megatrain_cli.checkpoint.save import Saver
+from megatrain_cli.errors import DiskFullError, InternalError, LockedError
 from megatrain_cli.train.saving import Saving
 from megatrain_cli.train.step import StepUpdate
 from tests.checkpoint.tiles import manifest_of, payloads
@@ -58,3 +59,16 @@ def test_a_fork_that_fails_at_its_first_step_has_what_it_was_forked_from(
             resume_here(tmp_path / "run", fork=tmp_path / "fork")
     assert manifest_of(tmp_path / "fork" / "checkpoints" / NAME).pending is None
     resume_here(tmp_path / "fork")
+
+
+def test_what_it_goes_on_from_is_not_denied_where_its_last_checkpoint_finds_no_room(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Saver, *args: object) -> None:
+        raise DiskFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Saver, "wait", refuse)
+        with pytest.raises(DiskFullError, match=rf"no room The newest .* is of step {FAILS};"):
+            resume_here(tmp_path / "run", steps=FAILS)
+    resume_here(tmp_path / "run", steps=FAILS)

@@ -100,29 +100,47 @@ def fail_update(patch: pytest.MonkeyPatch, step: int, after: int, *, torn: bool)
     patch.setattr(TileUpdater, "submit", submit_or_fail)
 
 
+def lose_before_an_update(patch: pytest.MonkeyPatch, after: int) -> None:
+    """The device is lost in step 4, after so many of its updates."""
+    landed = Moves.landed
+    seen = 0
+
+    def lose_after(moves: Moves, *args: object) -> object:
+        nonlocal seen
+        seen += 1
+        if seen == 3 * 4 + after + 1:  # four layers in each of three steps
+            lose_device()
+        return landed(moves, *args)  # type: ignore[arg-type]
+
+    patch.setattr(Moves, "landed", lose_after)
+
+
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
 def test_a_device_lost_between_two_updates_of_a_step_leaves_an_update_that_resume_finishes(
     after: int, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        landed = Moves.landed
-        seen = 0
-
-        def lose_after(moves: Moves, *args: object) -> object:
-            nonlocal seen
-            seen += 1
-            if seen == 3 * 4 + after + 1:  # four layers in each of three steps
-                lose_device()
-            return landed(moves, *args)  # type: ignore[arg-type]
-
-        patch.setattr(Moves, "landed", lose_after)
+        lose_before_an_update(patch, after)
         with pytest.raises(DeviceError, match=r"in update of .*Step 4 was saved in the middle of"):
             train_here(workspace, f"train.output_dir={run}")
     assert checkpoints_of(run) == [f"step-0000000{4 if after else 3}"]
     assert len(list(run.glob("checkpoints/*/training/grads-*"))) == 4 - after
     resume_here(run)
     assert last_payloads(run) == last_payloads(workspace.parent / "whole")
+
+
+def test_an_update_that_no_layer_has_had_is_not_called_saved_behind_a_step_that_is(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    saves = ("checkpoint.save_steps=1", "checkpoint.async_save=false")
+    with monkeypatch.context() as patch:
+        lose_before_an_update(patch, after=0)
+        with pytest.raises(DeviceError, match=r"in update of .*The state after step 3 is saved\."):
+            train_here(workspace, f"train.output_dir={run}", *saves)
+    assert checkpoints_of(run) == ["step-00000002", "step-00000003"]
+    goes_on_as_if_nothing_had_been(run, workspace)
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
