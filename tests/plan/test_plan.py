@@ -289,6 +289,17 @@ def test_what_is_advised_is_a_config_that_can_be_trained_with(asked: Sections) -
         assert not list(find_conflicts(way.apply(config), frozenset()))
 
 
+def test_kept_layers_leave_holes_as_large_as_hidden_states_in_the_heap() -> None:
+    spec, length = make_spec(hidden=16), 64
+    asked: Sections = {"data": {"max_length": length}, "train": {"micro_batch_size": 2}}
+    kept = plan_for(spec, CPU, asked | {"pipeline": {"activations": "keep"}})
+    layers, hidden_state = len(spec.decoder_layers), 2 * length * 16 * 2
+    share = int(0.05 * bytes_of(kept, "kept activations"))
+    assert bytes_of(kept, "allocator slack") == share + 3 * layers * hidden_state
+    again = plan_for(spec, CPU, asked | {"pipeline": {"activations": "recompute"}})
+    assert not bytes_of(again, "allocator slack")
+
+
 def test_where_nothing_helps_the_advice_is_a_sentence_all_the_same() -> None:
     asked: Sections = {
         "data": {"max_length": 1},
