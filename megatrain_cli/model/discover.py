@@ -176,6 +176,11 @@ def make_skeleton(
         window=_window(config),
     )
     _refuse_empty(spec)
+    if spec.max_positions is not None and spec.max_positions < 1:
+        raise ModelError(
+            f"{spec.architecture}: config.json says that rows have at most {spec.max_positions} "
+            "tokens (`max_position_embeddings`), not 1 or more."
+        )
     skeleton = Skeleton(
         spec=spec,
         layouts=tuple(make_layout(layer) for layer in spec.layers),

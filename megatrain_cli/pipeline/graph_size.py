@@ -91,13 +91,16 @@ def _extended(sizes: list[int], length: int) -> int:
 
 
 def _head_bytes(skeleton: Skeleton, d: Decisions) -> int:
-    """Of one chunk: logits and two FP32 forms of them, and the weight's gradient."""
+    """Of one chunk at the fuller of two moments.
+
+    In the loss's backward there are probabilities and two gradients in FP32. When these are gone,
+    the product's has the gradients of logits and weight.
+    """
     spec, width = skeleton.spec, skeleton.dtype.itemsize
     logits = min(d.head_chunk, d.max_length) * spec.vocab_size
-    # In BF16 as much again was seen beside it (scripts/check_plan.py).
-    weight = spec.vocab_size * spec.hidden_size * 4
+    weight = spec.vocab_size * spec.hidden_size
     states = 2 * d.max_length * spec.hidden_size * width
-    return 3 * 4 * logits + weight + states
+    return max(3 * 4 * logits, width * (logits + weight)) + states
 
 
 def _no_way(saved: object) -> Tensor:

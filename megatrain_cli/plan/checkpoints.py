@@ -47,8 +47,16 @@ def kept_checkpoints(checkpoint: CheckpointSection, last_step: int | None) -> in
 
 def pool_bytes(layouts: Iterable[LayerLayout], fmt: TileFormat) -> int:
     """Bytes of a bounce pool that has room for the two largest of these layers."""
-    sizes = sorted(_durable(tile_regions(layout.numel, fmt)) for layout in layouts)
-    return sum(sizes[-_POOLED_LAYERS:])
+    return sum(sorted(_copies(layouts, fmt))[-_POOLED_LAYERS:])
+
+
+def most_pool_bytes(layouts: Iterable[LayerLayout], fmt: TileFormat) -> int:
+    """Bytes of a bounce pool that has room for all of these layers: more would lie idle."""
+    return sum(_copies(layouts, fmt))
+
+
+def _copies(layouts: Iterable[LayerLayout], fmt: TileFormat) -> list[int]:
+    return [_durable(tile_regions(layout.numel, fmt)) for layout in layouts]
 
 
 def _durable(regions: Mapping[str, int]) -> int:

@@ -7,6 +7,7 @@ from megatrain_cli.config.schema import KeepLayers, TrainConfig
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.activations import Activations
+from megatrain_cli.plan.checkpoints import most_pool_bytes
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.measured import Measured
 from megatrain_cli.plan.row_facts import RowFacts
@@ -170,11 +171,13 @@ def decide(
     whole = min(whole, WHOLE_CHUNK, round_up(rows * longest, 64))
     chunk = HEAD_CHUNK_BYTES // (4 * spec.vocab_size)
     threads = config.optimizer.threads
+    fmt = TileFormat(config.model.dtype, config.optimizer.master, not eager)
     pool = config.checkpoint.bounce_pool
+    pool = 0 if pool == "auto" or not config.checkpoint.async_save else pool
     return Decisions(
         dtype=config.model.dtype,
         attention=attention_of(config),
-        tile_format=TileFormat(config.model.dtype, config.optimizer.master, not eager),
+        tile_format=fmt,
         eager=eager,
         pin_store=pin,
         # Decoder layers take turns in slots: more of them would lie idle.
@@ -195,7 +198,7 @@ def decide(
         threads=optimizer_threads(machine, copies=not pin) if threads == "auto" else threads,
         target_utilization=config.pipeline.target_pcie_utilization,
         deterministic=machine.has_cuda and config.train.deterministic,
-        pool_bytes=0 if pool == "auto" or not config.checkpoint.async_save else pool,
+        pool_bytes=min(pool, most_pool_bytes(layouts, fmt)),
     )
 
 

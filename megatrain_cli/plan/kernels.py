@@ -18,11 +18,10 @@ _ATTENTION_BYTES, _MOST_ATTENTION = int(8.5 * MIB), 300
 
 
 def product_shapes(spec: ModelSpec) -> set[tuple[int, ...]]:
-    """The shapes of weights that rows are multiplied by."""
-    shapes = {p.shape[-2:] for layer in spec.layers[1:] for p in layer.params if len(p.shape) > 1}
-    if spec.tied:
-        shapes |= {p.shape[-2:] for p in spec.embed.params if len(p.shape) > 1}
-    return shapes
+    """The shapes of weights that rows are multiplied by; of an embedding, if a tied head does."""
+    tied = [p for p in spec.embed.params if p.name in spec.tied]
+    params = [*tied, *(p for layer in spec.layers[1:] for p in layer.params)]
+    return {p.shape[-2:] for p in params if len(p.shape) > 1}
 
 
 def most_lengths(spec: ModelSpec) -> int:

@@ -224,16 +224,17 @@ def make_plan(
     decisions = decide_all(config)
     lines = lines_of(decisions)
     host, device = _total(lines, device=False), _total(lines, device=True)
-    shortfalls = []
+    shortfalls, length = [], decisions.max_length
     if host > machine.host_bytes:
-        advice = advice_on(host_ways(), host_bytes, "a machine with more RAM")
+        ways = host_ways(length, on_gpu=machine.has_cuda)
+        advice = advice_on(ways, host_bytes, "a machine with more RAM")
         shortfalls.append(
             f"This run needs {show_bytes(host)} of host RAM and {show_bytes(machine.host_bytes)} "
             f"may be taken ({machine.host_source}): {show_bytes(host - machine.host_bytes)} are "
             f"missing.{advice}"
         )
     if machine.has_cuda and device > machine.device_bytes:
-        advice = advice_on(device_ways(config), device_bytes, "a GPU with more memory")
+        advice = advice_on(device_ways(config, length), device_bytes, "a GPU with more memory")
         shortfalls.append(
             f"This run needs {show_bytes(device)} on {machine.device_name} and "
             f"{show_bytes(machine.device_bytes)} is free: "

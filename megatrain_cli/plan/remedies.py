@@ -46,21 +46,37 @@ class Way:
         )
 
 
-def host_ways() -> list[Way]:
-    """Ways to need less host RAM."""
+def host_ways(length: int, *, on_gpu: bool) -> list[Way]:
+    """Ways to need less host RAM; without a GPU activations lie there too.
+
+    Args:
+        length: See `device_ways`.
+        on_gpu: Whether the run has a GPU.
+    """
     bf16 = {"model.dtype": "bfloat16"}
-    eager = {"optimizer.update": "eager", "optimizer.max_grad_norm": None}
-    return [
+    eager = {
+        "optimizer.update": "eager",
+        "optimizer.max_grad_norm": None,
+        "checkpoint.include_gradients": False,
+    }
+    ways = [
         Way(bf16 | {"optimizer.master": "fp32_split"}),
         Way(bf16 | {"optimizer.master": "bf16_stochastic"}, "less exact"),
         Way(eager, "no clipping"),
         Way({"pipeline.grad_slabs": 2}, "less overlap"),
         Way({"checkpoint.bounce_pool": 0}, "updates may wait for a save"),
     ]
+    return ways if on_gpu else [*ways, _RECOMPUTE, _shorter(length)]
 
 
-def device_ways(config: TrainConfig) -> list[Way]:
-    """Ways to need less device memory."""
+def device_ways(config: TrainConfig, length: int) -> list[Way]:
+    """Ways to need less device memory.
+
+    Args:
+        config: What was asked.
+        length: Tokens of the longest row as planned. `data.max_length` may be much more, and half
+            of it would cut nothing.
+    """
     rows, accumulation = config.train.micro_batch_size, config.train.gradient_accumulation_steps
     fewer = rows // 2 if rows % 2 == 0 else 1
     split = {
@@ -70,10 +86,17 @@ def device_ways(config: TrainConfig) -> list[Way]:
     offload = KeepLayers(keep_layers=0, offload=True)
     return [
         Way(split, "the updates stay the same"),
-        Way({"pipeline.activations": "recompute"}, "slower"),
+        _RECOMPUTE,
         Way({"pipeline.activations": offload}, "inputs wait in host RAM"),
-        Way({"data.max_length": max(1, config.data.max_length // 2)}, "longer rows are cut"),
+        _shorter(length),
     ]
+
+
+_RECOMPUTE = Way({"pipeline.activations": "recompute"}, "slower")
+
+
+def _shorter(length: int) -> Way:
+    return Way({"data.max_length": max(1, length // 2)}, "longer rows are cut")
 
 
 def advise(

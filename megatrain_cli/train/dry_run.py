@@ -6,7 +6,7 @@ from megatrain_cli.config.load import LoadedConfig
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import prepare
 from megatrain_cli.train.forecast import forecast
-from megatrain_cli.train.look_ahead import with_rows
+from megatrain_cli.train.look_ahead import is_hopeless, with_rows
 from megatrain_cli.train.model_folder import check_examples, weights_of
 from megatrain_cli.train.preparation import refuse_what_does_not_fit, show_rows
 from megatrain_cli.train.rows import load_rows
@@ -28,7 +28,8 @@ def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
     """
     config = loaded.config
     skeleton, plan = prepare(loaded)
-    refuse_what_does_not_fit(plan)  # before any data is read
+    if is_hopeless(config, skeleton, plan):
+        refuse_what_does_not_fit(plan)  # before any data is read
     if config.model.init == "pretrained" and any(Path(config.model.path).glob("*.safetensors*")):
         weights_of(config, skeleton)
     rows = load_rows(config, plan.decisions, say=console.note, progress=console.preparing)

@@ -48,9 +48,19 @@ def with_rows(
     return _again(config, skeleton, plan, known)
 
 
+def is_hopeless(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> bool:
+    """Whether not even rows of one token would fit: then nothing need be read or measured."""
+    known = replace(plan.known, length=1)
+    shortest = make_plan(
+        config, skeleton.spec, skeleton.layouts, plan.machine, known, advised=False
+    )
+    return bool(shortest.shortfalls)
+
+
 def _again(config: TrainConfig, skeleton: Skeleton, plan: RunPlan, known: Known) -> RunPlan:
     found = make_plan(config, skeleton.spec, skeleton.layouts, plan.machine, known)
-    if plan.machine.has_cuda:  # measured by a rehearsal, on the device itself
+    # A rehearsal measures on a GPU itself. A layer may be more than this machine can hold.
+    if plan.machine.has_cuda or is_hopeless(config, skeleton, plan):
         return found
     known = replace(known, measured=measure_graphs(skeleton, found.decisions))
     return make_plan(config, skeleton.spec, skeleton.layouts, plan.machine, known)

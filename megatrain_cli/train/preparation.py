@@ -27,6 +27,7 @@ from megatrain_cli.train.assemble import DTYPES, prepare
 from megatrain_cli.train.data_facts import check_data, data_facts
 from megatrain_cli.train.facts import check_dtypes, check_model, dtypes_of, model_facts
 from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.look_ahead import is_hopeless
 from megatrain_cli.train.model_folder import check_examples, weights_of
 from megatrain_cli.train.numerics import (
     chosen_before,
@@ -94,7 +95,8 @@ def prepare_attempt(
         before = chosen_before(resumption.checkpoint.manifest, plan.machine)
         known = replace(plan.known, before=before)
         plan = make_plan(config, skeleton.spec, skeleton.layouts, plan.machine, known)
-    refuse_what_does_not_fit(plan)  # before any data is read
+    if is_hopeless(config, skeleton, plan):
+        refuse_what_does_not_fit(plan)  # before any data is read
     if resumption is None and config.model.init == "pretrained":
         weights_of(config, skeleton)  # tokenising may take an hour: what is missing is said before
     start = START if resumption is None else resumption.position

@@ -80,12 +80,13 @@ def price(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> tuple[Remed
     if plan.verdict == FITS:
         return ()
     found: dict[str, Remedy] = {}
+    length, on_gpu = plan.decisions.max_length, plan.machine.has_cuda
     before = _step_seconds(plan, skeleton)
     for place, (needed, limit) in plan.places.items():
         if has_room(needed, limit):
             continue
         on_host = place == "host RAM"
-        for way in host_ways() if on_host else device_ways(config):
+        for way in host_ways(length, on_gpu=on_gpu) if on_host else device_ways(config, length):
             if not way.is_new(config):
                 continue
             remedy = _priced(config, skeleton, plan, way, before)

@@ -45,7 +45,7 @@ def warm_up(
         rows: What else is known of the rows.
 
     Raises:
-        PlanError: `pipeline.compile` is true and nothing can be compiled.
+        PlanError: It does not fit a GPU, or `pipeline.compile` is true and nothing can be compiled.
         DeviceError: `train.deterministic` is true and something was seen not to repeat.
     """
     machine, head = plan.machine, Head(skeleton)
@@ -79,6 +79,8 @@ def warm_up(
         settle_heap()
         measured = measure_graphs(skeleton, plan.decisions)
         return plan_again(replace(plan.known, measured=measured)), eager_functions(head)
+    if plan.shortfalls:  # a rehearsal would run out of memory
+        raise PlanError("\n".join(plan.shortfalls))
     torch.cuda.set_device(device)
     skeleton.move_buffers(device)
     # Before anything is compiled: compiled layers keep to the kernels that were allowed then.

@@ -229,6 +229,8 @@ def test_a_damaged_config_is_one_clear_line(text: str, reason: str, tmp_path: Pa
         ("hidden_size", 0, "config.json has a size of 0: 39 of 39 parameters are empty"),
         ("vocab_size", 0, "a size of 0: 2 of 39 parameters are empty"),
         ("intermediate_size", 0, "a size of 0: 12 of 39 parameters are empty"),
+        ("max_position_embeddings", 0, "rows have at most 0 tokens (`max_position_embeddings`)"),
+        ("max_position_embeddings", -1, "rows have at most -1 tokens"),
         ("hidden_act", "unheard_of", "cannot make a llama model of this config: KeyError: 'unhear"),
         ("rope_parameters", {"rope_type": "unheard_of"}, "cannot make a llama model"),
         ("intermediate_size", -1, "cannot make a llama model"),

@@ -17,7 +17,7 @@ from megatrain_cli.plan.checkpoints import (
 )
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import SPARE_BYTES, RunPlan
-from megatrain_cli.plan.tiles import TileFormat
+from megatrain_cli.plan.tiles import TileFormat, store_bytes
 from megatrain_cli.store.master import MasterStore
 from tests.plan.small import CPU, GPU, Sections, layouts_of, make_config, make_spec, plan_for, specs
 
@@ -101,7 +101,7 @@ def test_no_pool_is_made_for_saves_that_nothing_runs_beside(asked: dict[str, obj
 
 
 def test_a_pool_is_as_large_as_was_asked_and_can_be_given_up() -> None:
-    spec = make_spec()
+    spec = make_spec(hidden=512)
     pool: dict[str, object] = {"save_steps": 5, "bounce_pool": 12_345_678}
     asked: Sections = SAVING | {"checkpoint": pool}
     plan = plan_for(spec, CPU, asked)
@@ -109,6 +109,20 @@ def test_a_pool_is_as_large_as_was_asked_and_can_be_given_up() -> None:
     small = replace(CPU, host_bytes=plan.host_bytes - 1)
     [shortfall] = plan_for(spec, small, asked).shortfalls
     assert "`checkpoint.bounce_pool: 0` frees 11.8 MiB (updates may wait for a save)" in shortfall
+
+
+def test_a_pool_has_room_for_all_that_a_save_writes_and_for_no_more() -> None:
+    spec = make_spec()
+    pool: dict[str, object] = {"save_steps": 5, "bounce_pool": 1 << 40}
+    plan = plan_for(spec, CPU, {"checkpoint": pool})
+    regions = tile_sums(spec, plan.decisions.tile_format)
+    assert line(plan, "bounce pool") == regions > plan.checkpoint_bytes
+
+
+def tile_sums(spec: ModelSpec, fmt: TileFormat) -> int:
+    """Of all that tiles hold but gradients."""
+    found = store_bytes(layouts_of(spec), fmt)
+    return sum(found.values()) - found["gradient"]
 
 
 def test_buffers_between_tiles_and_disk_are_on_every_bill() -> None:

@@ -1,8 +1,11 @@
 """Kernels that are kept for each length of rows: all shapes are counted once, and not for ever."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatrain_cli.model.spec import ParamSpec
 from megatrain_cli.plan.kernels import kernel_bytes, most_lengths, product_shapes
 from tests.plan.small import make_spec
 
@@ -11,6 +14,14 @@ def test_layers_of_one_shape_share_their_kernels_and_a_tied_head_has_one() -> No
     for tied in (False, True):
         spec = make_spec(layers=5, hidden=16, vocab=260, tied=tied)
         assert product_shapes(spec) == {(64, 16), (16, 64), (260, 16)}
+
+
+def test_no_row_is_multiplied_by_a_table_of_positions() -> None:
+    spec = make_spec(tied=True)
+    positions = ParamSpec("positions", (1024, 16))
+    embed = replace(spec.embed, params=(*spec.embed.params, positions))
+    with_table = replace(spec, layers=(embed, *spec.layers[1:]))
+    assert product_shapes(with_table) == product_shapes(spec)
 
 
 @given(st.integers(0, 400), st.integers(0, 400), st.booleans())

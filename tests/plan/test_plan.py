@@ -10,8 +10,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from megatrain_cli.config.rules import find_conflicts
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.model.spec import ModelSpec
+from megatrain_cli.plan.decide import Known
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.plan.remedies import device_ways, host_ways
@@ -239,7 +241,9 @@ def test_a_shortfall_advises_just_what_frees_memory_and_says_how_much(
     config = make_config(asked)
     shortfalls = plan_for(spec, tiny, asked).shortfalls
     for place, line in enumerate(shortfalls):
-        for way in (host_ways(), device_ways(config))[place]:
+        length = config.data.max_length
+        ways = host_ways(length, on_gpu=machine.has_cuda), device_ways(config, length)
+        for way in ways[place]:
             freed = needed(config)[place] - needed(way.apply(config))[place]
             text = f"{way.text(config)} frees {show_bytes(freed)}"
             assert (text in line) == (freed > 0)
@@ -256,6 +260,44 @@ def test_advice_names_keys_values_and_what_they_cost() -> None:
     assert "`train.micro_batch_size: 2` with `train.gradient_accumulation_steps: 2` " in device
     assert " `pipeline.activations: {keep_layers: 0, offload: true}` frees " in device
     assert " (inputs wait in host RAM); `data.max_length: 32` frees " in device
+
+
+def test_on_the_cpu_activations_are_host_memory_and_advice_says_how_to_need_less() -> None:
+    asked: Sections = {"data": {"max_length": 4096}, "pipeline": {"activations": "keep"}}
+    spec, tiny = make_spec(hidden=64), replace(CPU, host_bytes=0)
+    [line] = plan_for(spec, tiny, asked).shortfalls
+    assert " `pipeline.activations: recompute` frees " in line
+    assert " `data.max_length: 2048` frees " in line
+    assert "offload" not in line  # there is nowhere else for inputs to wait
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU])
+def test_shorter_rows_are_half_of_those_that_there_are(machine: MachineSpec) -> None:
+    config, spec = make_config({"data": {"max_length": 1 << 20}}), make_spec(hidden=64)
+    tiny = replace(machine, host_bytes=0, device_bytes=0)
+    plan = make_plan(config, spec, layouts_of(spec), tiny, Known(length=512))
+    assert " `data.max_length: 256` frees " in plan.shortfalls[-1]
+
+
+@given(sections)
+def test_what_is_advised_is_a_config_that_can_be_trained_with(asked: Sections) -> None:
+    kept: Sections = {"checkpoint": {"include_gradients": True}}
+    eager = asked.get("optimizer", {}).get("update") == "eager"
+    config = make_config(asked if eager else asked | kept)
+    length = config.data.max_length
+    for way in (*host_ways(length, on_gpu=False), *device_ways(config, length)):
+        assert not list(find_conflicts(way.apply(config), frozenset()))
+
+
+def test_kept_layers_leave_holes_as_large_as_hidden_states_in_the_heap() -> None:
+    spec, length = make_spec(hidden=16), 64
+    asked: Sections = {"data": {"max_length": length}, "train": {"micro_batch_size": 2}}
+    kept = plan_for(spec, CPU, asked | {"pipeline": {"activations": "keep"}})
+    layers, hidden_state = len(spec.decoder_layers), 2 * length * 16 * 2
+    share = int(0.05 * bytes_of(kept, "kept activations"))
+    assert bytes_of(kept, "allocator slack") == share + 3 * layers * hidden_state
+    again = plan_for(spec, CPU, asked | {"pipeline": {"activations": "recompute"}})
+    assert not bytes_of(again, "allocator slack")
 
 
 def test_where_nothing_helps_the_advice_is_a_sentence_all_the_same() -> None:

@@ -1,5 +1,6 @@
 """Filling the store: every parameter once, one layer in memory at a time, any thread count."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -127,3 +128,36 @@ def test_loading_peaks_at_the_final_state_plus_one_layer(tmp_path: Path) -> None
     # Weights and remainders are touched, gradients and moments not yet: 4 bytes a parameter. One
     # layer of the FP32 file: 4 more. The rest is the conversions' 4M-element pieces.
     assert peak < 12 * layer * 4 + layer * 4 + (96 << 20)
+
+
+# Blocks of 1 MiB come from a heap.
+KEPT = """
+    import torch
+    from megatrain_cli.probe.peaks import host_resident_bytes
+    from megatrain_cli.store.heap import settle_heap
+    from megatrain_cli.store.load import fill_random
+    from tests.store.test_fill_store import make_store, random_layer
+
+    def make_layer(layer):
+        blocks = [torch.ones(1 << 18) for _ in range(40)]
+        return random_layer(layer)
+
+    settle_heap()
+    fill_random(make_store(), make_layer, threads=2)
+    before = host_resident_bytes()
+    blocks = [torch.ones(1 << 18) for _ in range(40)]
+    print(host_resident_bytes() - before)
+"""
+
+
+def test_what_threads_made_layers_of_is_there_for_steps() -> None:
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KEPT)],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )
+    assert int(run.stdout) < 8 << 20

@@ -61,6 +61,23 @@ def test_a_run_that_does_not_fit_is_refused(
     assert "(cgroup v2 /job, limit 2.00 MiB)" in capsys.readouterr().err
 
 
+# Room for rows of 64 tokens, and not for a hundred of `data.max_length`.
+_LONG = ("data.max_length=1000000", "train.micro_batch_size=100", "train.max_steps=1")
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_rows_that_are_short_fit_whatever_the_longest_might_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    roomy = MachineSpec(4 << 30, "MemAvailable", 2, "cpu")
+    monkeypatch.setattr(assemble, "probe_machine", lambda device: roomy)
+    config = make_workspace(tmp_path, rows=100, model={"max_position_embeddings": 1 << 20})
+    monkeypatch.setattr(sys, "argv", ["megatrain", "train", str(config), *_LONG, *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert not left.value.code
+
+
 def test_rows_that_cannot_be_used_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,17 @@ def bytes_of(plan: RunPlan, owner: str) -> int:
     return sum(line.num_bytes for line in plan.lines if line.owner == owner)
 
 
+def test_no_layer_is_tried_of_a_model_that_fits_with_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_config(make_workspace(tmp_path), [])
+    skeleton, before = prepare(loaded, replace(CPU, host_bytes=1 << 20))
+    monkeypatch.delattr(module, "measure_graphs")
+    after = module.look_ahead(loaded, skeleton, before)
+    assert after.shortfalls
+    assert "all 12 rows read" in dict(after.summary)["rows"]
+
+
 def test_small_files_are_read_and_the_step_with_most_tokens_is_billed(tmp_path: Path) -> None:
     config = make_workspace(
         tmp_path, data={"eval_share": 0.3}, model={"max_position_embeddings": 4096}

@@ -3,6 +3,7 @@
 import io
 import re
 import weakref
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from rich.console import Console
 
 from megatrain_cli.config.load import load_config
+from megatrain_cli.errors import PlanError
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.plan.measured import Measured
@@ -63,6 +65,14 @@ def test_fewer_micro_batches_are_rehearsed_after_the_memory_of_more_was_let_go(
     assert emptied == ["device", "page-locked"] * 3
     assert found.known.measured is not None
     assert not found.shortfalls
+
+
+def test_what_does_not_fit_a_gpu_is_not_tried_on_it(tmp_path: Path) -> None:
+    loaded = load_config(make_workspace(tmp_path, pipeline={"device": "auto"}), [])
+    skeleton, plan = prepare(loaded, replace(GPU, device_bytes=1))
+    console = RunConsole(Console(file=io.StringIO()))
+    with pytest.raises(PlanError, match="on NVIDIA H200 and 1 B is free"):
+        module.warm_up(loaded.config, skeleton, plan, 64, console)
 
 
 @pytest.mark.gpu
