@@ -84,8 +84,8 @@ def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
     row_format = None if source.format == "auto" else source.format
     is_empty = True
     # A field under its own name may be in no row; another name was meant to be found.
-    unseen = {c: ours for ours, c in source.reading.columns.items() if c and c != ours}
-    unseen = {column: ours for column, ours in unseen.items() if "." not in ours}
+    named = source.reading.columns.items()
+    unseen = {c: ours for ours, c in named if c and c != ours and "." not in ours}
     # Closed here, and not when memory is tidied up: it holds an open file.
     with closing(_records(source)) as records:
         for where, value in islice(records, source.max_rows):

@@ -101,8 +101,8 @@ def _head_bytes(skeleton: Skeleton, d: Decisions) -> int:
     weight = spec.vocab_size * spec.hidden_size
     states = 2 * d.max_length * spec.hidden_size * width
     if width < 4:
-        # Steps take more than that, why is not known: 150M with half its layers kept 80 MiB, which
-        # one heap for all threads saved, but with it steps took 4 to 14 % longer.
+        # Steps take more than that, why is not known: 150M with half its layers kept took 60 to
+        # 80 MiB more than with one heap for all threads, see `store.heap.trim_heap`.
         return 3 * 4 * logits + 4 * weight + states
     return max(3 * 4 * logits, width * (logits + weight)) + states
 

@@ -171,6 +171,26 @@ def test_buffers_that_older_transformers_stored_are_no_parameters(
     assert found.keys() == dict(make_tiny(kind, tied=False, layers=3).named_parameters()).keys()
 
 
+def test_on_the_cpu_what_a_filled_store_was_made_of_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def noted(name: str) -> None:
+        work = getattr(assemble_module, name)
+
+        def call(*args: object) -> None:
+            done.append(name)
+            work(*args)
+
+        monkeypatch.setattr(assemble_module, name, call)
+
+    noted("fill_store")
+    noted("trim_heap")
+    with start(make_workspace(tmp_path)):
+        assert done == ["fill_store", "trim_heap"]
+
+
 def test_an_engine_over_the_store_of_another_makes_the_same_steps(tmp_path: Path) -> None:
     """What an engine leaves is whole: the next one needs nothing but the store."""
     with start(make_workspace(tmp_path / "whole")) as whole:
