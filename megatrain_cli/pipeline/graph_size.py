@@ -91,7 +91,7 @@ def _extended(sizes: list[int], length: int) -> int:
 
 
 def _head_bytes(skeleton: Skeleton, d: Decisions) -> int:
-    """Of one chunk at the fuller of two moments; in BF16 of both together.
+    """Of one chunk at the fuller of two moments.
 
     In the loss's backward there are probabilities and two gradients in FP32. When these are gone,
     the product's has the gradients of logits and weight.
@@ -100,10 +100,6 @@ def _head_bytes(skeleton: Skeleton, d: Decisions) -> int:
     logits = min(d.head_chunk, d.max_length) * spec.vocab_size
     weight = spec.vocab_size * spec.hidden_size
     states = 2 * d.max_length * spec.hidden_size * width
-    if width < 4:
-        # Steps take more than that, why is not known: 150M with half its layers kept took 60 to
-        # 80 MiB more than with one heap for all threads, see `store.heap.trim_heap`.
-        return 3 * 4 * logits + 4 * weight + states
     return max(3 * 4 * logits, width * (logits + weight)) + states
 
 

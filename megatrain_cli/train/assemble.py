@@ -1,6 +1,6 @@
 """A config becomes live objects, in order; the only place that constructs them."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.probe.machine import probe_machine, with_rates
 from megatrain_cli.report.console import RunConsole
-from megatrain_cli.store.heap import trim_heap
+from megatrain_cli.store.heap import lean_heap
 from megatrain_cli.store.load import fill_random, fill_store
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.model_folder import weights_of
@@ -149,9 +149,8 @@ def assemble(
             stack.callback(store.close)
             if plan.decisions.pin_store:
                 plan = _pin(config, skeleton, plan, store, console)
-            _fill(config, skeleton, store, plan.decisions.threads)
-            if not plan.machine.has_cuda:
-                trim_heap()
+            with nullcontext() if plan.machine.has_cuda else lean_heap():
+                _fill(config, skeleton, store, plan.decisions.threads)
         device = torch.device(plan.machine.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)

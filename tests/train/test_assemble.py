@@ -2,6 +2,8 @@
 
 import io
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from megatrain_cli.model.template import Head
 from megatrain_cli.pipeline.slabs import SlabPool
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.report.console import RunConsole
+from megatrain_cli.store.load import LayerSource, fill_store
+from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import assemble, prepare, schedule_of
 from megatrain_cli.train.loop import Run
 from megatrain_cli.train.model_folder import check_examples
@@ -171,24 +175,25 @@ def test_buffers_that_older_transformers_stored_are_no_parameters(
     assert found.keys() == dict(make_tiny(kind, tied=False, layers=3).named_parameters()).keys()
 
 
-def test_on_the_cpu_what_a_filled_store_was_made_of_is_given_back(
+def test_on_the_cpu_a_store_is_filled_from_a_lean_heap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
 
-    def noted(name: str) -> None:
-        work = getattr(assemble_module, name)
+    @contextmanager
+    def lean() -> Iterator[None]:
+        done.append("lean")
+        yield
+        done.append("settled")
 
-        def call(*args: object) -> None:
-            done.append(name)
-            work(*args)
+    def noted(store: MasterStore, source: LayerSource) -> None:
+        done.append("filled")
+        fill_store(store, source)
 
-        monkeypatch.setattr(assemble_module, name, call)
-
-    noted("fill_store")
-    noted("trim_heap")
+    monkeypatch.setattr(assemble_module, "lean_heap", lean)
+    monkeypatch.setattr(assemble_module, "fill_store", noted)
     with start(make_workspace(tmp_path)):
-        assert done == ["fill_store", "trim_heap"]
+        assert done == ["lean", "filled", "settled"]
 
 
 def test_an_engine_over_the_store_of_another_makes_the_same_steps(tmp_path: Path) -> None:
