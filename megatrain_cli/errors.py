@@ -14,12 +14,12 @@ MegatrainError            exit code
 ├── StorageError          7   the disk refused a write
 │   ├── DiskFullError     7   it has no room left
 │   └── ClosedError       7   this process may not read a file; the file may be whole
-├── NumericsError         8   a loss or a gradient is not finite
+├── NumericsError         8   a loss, a gradient or a weight is not finite
 ├── DeviceError           9   the GPU or its driver failed
 ├── HangError            10   nothing ends any more: a copy, a thread or a disk is stuck
 ├── InternalError        70   a bug in this program: the one error shown with its traceback
 └── Stopped              75   stopped on request; the run can go on later
-    └── StoppedUnsaved  130   or 143: the same, and nothing was saved for it
+    └── StoppedUnsaved  130   128 + the signal: the same, and nothing was saved for it
 """
 
 from collections.abc import Sequence
@@ -108,7 +108,7 @@ class ClosedError(StorageError):
 
 
 class NumericsError(MegatrainError):
-    """A loss or a gradient is not finite. No update was applied for that step."""
+    """A loss, a gradient or a weight is not finite; says what of the step was applied."""
 
     exit_code = 8
 

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from megatrain_cli.config.load import LoadedConfig, load_config
-from megatrain_cli.errors import MegatrainError, PlanError
+from megatrain_cli.errors import MegatrainError
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.pipeline.compute import MicroBatch
@@ -28,6 +28,7 @@ from megatrain_cli.train.assemble import Engine, assemble, prepare
 from megatrain_cli.train.forecast import forecast
 from megatrain_cli.train.layout import StepRows
 from megatrain_cli.train.loop import Run
+from megatrain_cli.train.preparation import refuse_what_does_not_fit
 from megatrain_cli.train.warm_up import warm_up
 from scripts.link_use import link_use
 from scripts.peaks import forget_peaks, host_bytes, host_peak_bytes
@@ -242,9 +243,9 @@ class Bench:
             unbilled = plan.machine.host_bytes + self._store.num_bytes
             machine = replace(plan.machine, host_bytes=unbilled)
             plan = make_plan(config, skeleton.spec, skeleton.layouts, machine, plan.known)
-        check_fits(plan)
+        refuse_what_does_not_fit(plan)
         plan, functions = warm_up(config, skeleton, plan, config.data.max_length, self._console)
-        check_fits(plan)
+        refuse_what_does_not_fit(plan)
         self._console.plan(plan)
         engine = assemble(loaded, skeleton, plan, functions, self._console, self._store)
         try:
@@ -276,12 +277,6 @@ def make_config(folder: Path, shape: Shape, variant: Variant, steps: int) -> Loa
     # Rows of our own making are packed; the config's own packing is another matter.
     data = loaded.config.data.model_copy(update={"packing": True})
     return replace(loaded, config=loaded.config.model_copy(update={"data": data}))
-
-
-def check_fits(plan: RunPlan) -> None:
-    """Raise PlanError if it does not."""
-    if plan.shortfalls:
-        raise PlanError("\n".join(plan.shortfalls))
 
 
 def _serves(store: MasterStore, plan: RunPlan, layouts: tuple[LayerLayout, ...]) -> bool:

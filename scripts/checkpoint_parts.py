@@ -24,9 +24,10 @@ from megatrain_cli.train.assemble import (
 )
 from megatrain_cli.train.facts import model_facts, run_facts
 from megatrain_cli.train.position import START, Position
+from megatrain_cli.train.preparation import refuse_what_does_not_fit
 from megatrain_cli.train.rows import TrainingRows
 from megatrain_cli.train.warm_up import warm_up
-from scripts.bench_run import RandomRows, Variant, check_fits, make_config
+from scripts.bench_run import RandomRows, Variant, make_config
 from scripts.shapes import parse_batch, parse_shape
 
 _MOST_STEPS = 10_000  # of a run; it ends when all is measured
@@ -117,12 +118,12 @@ class CheckpointBench:
         self.console = RunConsole(None if job.verbose else Console(quiet=True))
         self.loaded = make_config(self.folder, self.shape, self.variant, _MOST_STEPS)
         self.skeleton, plan = prepare(self.loaded)
-        check_fits(plan)
+        refuse_what_does_not_fit(plan)
         config = self.loaded.config
         plan, self.functions = warm_up(
             config, self.skeleton, plan, config.data.max_length, self.console
         )
-        check_fits(plan)
+        refuse_what_does_not_fit(plan)
         self.console.plan(plan)
         self.plan = plan
 

@@ -20,12 +20,12 @@ def find_model(folder: Path) -> Path:
     """The newest folder at or below `folder` that holds a config and weights."""
     if not folder.is_dir():
         sys.exit(f"{folder}: there is no such folder")
-    # An unfinished checkpoint is no model yet.
+    # What is being written or removed has a hidden name, and is no model.
     found = [
         config
         for config in folder.rglob("config.json")
         if any(config.parent.glob("model*.safetensors"))
-        and not any(part.endswith(".partial") for part in config.relative_to(folder).parts)
+        and not any(part.startswith(".") for part in config.relative_to(folder).parts)
     ]
     if not found:
         sys.exit(f"{folder}: no folder below it holds config.json and model*.safetensors")

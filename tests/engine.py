@@ -23,7 +23,7 @@ from megatrain_cli.optim.worker import TileUpdater
 from megatrain_cli.pipeline.compute import MicroBatch
 from megatrain_cli.pipeline.cuda_lanes import CudaLanes, Job
 from megatrain_cli.pipeline.executor import HostWork
-from megatrain_cli.pipeline.lanes import Fence, Lanes, Mark, Pending, Work
+from megatrain_cli.pipeline.lanes import Fence, InlineLanes, Lanes, Mark, Pending, Work
 from megatrain_cli.pipeline.ops import Lane, Op
 from megatrain_cli.pipeline.trace import Span
 from megatrain_cli.plan.plan import RunPlan, make_plan
@@ -32,6 +32,13 @@ from megatrain_cli.store.load import fill_random
 from megatrain_cli.store.master import MasterStore
 from megatrain_cli.train.assemble import build_executor, prepare
 from megatrain_cli.train.step import StepUpdate
+
+
+def inline(device: torch.device) -> InlineLanes:
+    """Lanes of the CPU, to be made where `CudaLanes` could be."""
+    del device
+    return InlineLanes()
+
 
 # A config section, or a model's config.
 Settings = Mapping[str, object]

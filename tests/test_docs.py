@@ -1,6 +1,7 @@
 """The pages of `docs/` and CONTRIBUTING say what the program says."""
 
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from megatrain_cli.config.changes import CLASSES, KINDS
 from megatrain_cli.config.names import KEYS
 from megatrain_cli.pipeline.breakdown import Breakdown
+from megatrain_cli.pipeline.hazards import EVENT_NAMES
+from megatrain_cli.pipeline.ops import Kind, Lane
 from megatrain_cli.report.records import StepRecord
 from scripts.config_reference import PAGE, reference
 
@@ -69,6 +72,28 @@ def test_every_word_of_the_vocabulary_is_a_word_of_the_code() -> None:
     vocabulary = code_words(section(GUIDE.read_text(encoding="utf-8"), "Vocabulary"))
     assert len(vocabulary) > 40
     assert sorted(vocabulary - WORDS) == []
+
+
+def test_the_kinds_of_op_the_lanes_and_the_events_told_are_those_of_the_code() -> None:
+    vocabulary = section(GUIDE.read_text(encoding="utf-8"), "Vocabulary")
+    [(kinds, lanes)] = re.findall(
+        r"^Kinds of op: (.*?)\. Lanes: (.*?)\.$", vocabulary, re.MULTILINE | re.DOTALL
+    )
+    assert re.findall(r"`(\w+)`", kinds) == list(Kind)
+    assert re.findall(r"`(\w+)`", lanes) == list(Lane)
+    _, _, events = vocabulary.partition("| Event |")
+    told = re.findall(r"^\| (`.*`) \|", events, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(told))) == set(EVENT_NAMES.values())
+
+
+def test_the_layers_told_are_those_that_are_checked() -> None:
+    """CONTRIBUTING against the contract of import-linter, which is the one that is checked."""
+    [told] = re.findall(r"```\n(cli\n.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    [layers] = [
+        one["layers"] for one in contract["tool"]["importlinter"]["contracts"] if "layers" in one
+    ]
+    assert told.splitlines() == layers
 
 
 def test_every_name_in_the_architecture_page_is_a_name_of_the_code() -> None:

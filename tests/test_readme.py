@@ -10,7 +10,10 @@ from megatrain_cli.cli.app import app
 from megatrain_cli.config.load import load_config
 from megatrain_cli.errors import MegatrainError
 from megatrain_cli.model.layout import make_layout
+from megatrain_cli.model.shapes import find_shape, known_shapes
 from megatrain_cli.model.spec import LayerSpec, ParamSpec
+from megatrain_cli.plan.memory import CPU_LATER_BYTES, CPU_PROGRAM_BYTES, CUDA_PROGRAM_BYTES
+from megatrain_cli.plan.profiles import known_profiles
 from megatrain_cli.plan.tiles import MasterMode, TileFormat, store_bytes
 from tests.test_configs import MODELS
 
@@ -115,6 +118,24 @@ def test_its_round_sizes_are_14_bytes_a_parameter() -> None:
     pairs = re.findall(r"(\d+) billion(?: parameters are)? (\d+) GB", README)
     assert len(pairs) == 3
     assert [int(gb) for _, gb in pairs] == [14 * int(billions) for billions, _ in pairs]
+
+
+def test_what_the_program_takes_besides_is_what_the_plan_bills() -> None:
+    [(on_cpu, on_gpu)] = re.findall(r"program \(([\d.]+) GB, ([\d.]+) GB beside a GPU\)", README)
+    assert on_cpu == f"{(CPU_PROGRAM_BYTES + CPU_LATER_BYTES) / 1e9:.1f}"
+    assert on_gpu == f"{CUDA_PROGRAM_BYTES / 1e9:.1f}"
+
+
+def test_it_counts_the_models_and_machines_that_are_known_by_name() -> None:
+    words = " ".join(README.split())
+    [(models, mixtures)] = re.findall(
+        r"one of (\d+) published models, (\d+) of them mixtures of experts", words
+    )
+    shapes = [find_shape(name) for name in known_shapes()]
+    assert int(models) == len(shapes)
+    assert int(mixtures) == sum(shape.active is not None for shape in shapes)
+    [machines] = re.findall(r"`--machine` one of (\d+) machines", words)
+    assert int(machines) == len(known_profiles())
 
 
 def test_the_architectures_it_names_are_the_proved_ones() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
+from megatrain_cli.checkpoint.names import TEMPORARY, TRASH
 from megatrain_cli.checkpoint.places import (
     ALIGNMENT,
     ITEM_BYTES,
@@ -184,7 +185,7 @@ def make_header(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
 def find_model_folder(path: Path) -> Path | None:
     """The newest folder with `config.json` and weights: `path` itself, or below its `checkpoints`.
 
-    Folders that were never finished (`*.partial`) do not count.
+    What is being written or removed does not count.
     """
     candidates = [path, *(p for p in (path / "checkpoints").rglob("*") if p.is_dir())]
     found = [
@@ -192,7 +193,7 @@ def find_model_folder(path: Path) -> Path | None:
         for folder in candidates
         if (folder / "config.json").is_file()
         and any(folder.glob("model*.safetensors"))
-        and not any(part.endswith(".partial") for part in folder.parts)
+        and not any(p.startswith((TEMPORARY, TRASH)) for p in folder.relative_to(path).parts)
     ]
     return max(found, key=lambda p: ((p / "config.json").stat().st_mtime_ns, p.name), default=None)
 

@@ -121,6 +121,9 @@ class LazyLoader:
 
         Raises:
             CorruptError: The first part that is not what was saved, or cannot be read.
+            NumericsError: A weight is not finite, and `finite` was asked for.
+            Stopped: `close` came first.
+            BaseException: What `before_layer` raised.
         """
         for thread in self._threads:
             thread.join()

@@ -30,7 +30,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 def count_threads() -> int:
     """Threads that read a checkpoint's files: as many as this process may use, up to eight."""
-    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    from megatrain_cli.probe.cgroup import usable_cores
+
+    return min(_MOST_THREADS, usable_cores())
 
 
 def parse_overrides(words: Sequence[str] | None) -> tuple[str, ...]:

@@ -12,7 +12,9 @@ def train(
     overrides: Overrides = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Read config and data and plan; load and write nothing."),
+        typer.Option(
+            "--dry-run", help="Read config and data and plan; no weights are read, no run is begun."
+        ),
     ] = False,
 ) -> None:
     """Train as a config asks for, from the first step to the last.

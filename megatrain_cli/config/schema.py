@@ -148,7 +148,7 @@ class TrainSection(Section):
     """How long, in what portions, and where the results go."""
 
     output_dir: FilePath
-    """The run folder: metrics, the config as it was read, and the weights."""
+    """The run folder: metrics, the config as it was resolved, and checkpoints."""
     max_steps: CountFrom0 | None = None
     """Optimizer steps to make; exactly one of `max_steps` and `num_epochs`. 0 only writes the
     weights again."""

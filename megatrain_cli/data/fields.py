@@ -143,6 +143,9 @@ def check_text(text: object, field: str, where: str) -> str:
     """Text that can be tokenised.
 
     JSON can spell half of a surrogate pair (a text that was cut), which no tokenizer can read.
+
+    Raises:
+        RowError: It is no text, or such a half.
     """
     if not isinstance(text, str):
         raise RowError(where, f"{field}: {show_kind(text)} where text is expected")

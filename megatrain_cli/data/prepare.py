@@ -24,6 +24,7 @@ from megatrain_cli.data.summary import DataSummary, Tally
 from megatrain_cli.data.table import Examples, TableWriter, hash_rows
 from megatrain_cli.data.workers import encode_chunks
 from megatrain_cli.errors import CorruptError, DataError, StorageError
+from megatrain_cli.probe.cgroup import usable_cores
 from megatrain_cli.units import MIB
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class _Job:
         tally = Tally(self.names, self.on_bad_row, self.max_bad_share)
         workers = self.how.workers
         if workers == "auto":
-            workers = num_cores() if self.num_bytes >= SMALL_BYTES else 1
+            workers = usable_cores() if self.num_bytes >= SMALL_BYTES else 1
         first = FirstRowsOfSources(self.encoding.train_on_prompt)
         chunks = encode_chunks(
             read_chunks(self.sources), self.tokenizer, self.encoding, workers, first.add
@@ -230,13 +231,6 @@ class _Job:
                     f"{source.name}: changed while it was read. Start again once nothing writes "
                     "to it."
                 )
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _open_cache(how: HowToPrepare, num_bytes: int) -> Cache | None:

@@ -40,10 +40,6 @@ class Timeline:
     ops: tuple[TimedOp, ...]
     step_seconds: float
 
-    def busy_seconds(self, *lanes: Lane) -> float:
-        """Seconds of work on some lanes, overlaps counted twice."""
-        return sum(timed.end - timed.start for timed in self.ops if timed.op.lane in lanes)
-
     def seconds_until_loss(self) -> float:
         """From the first op of the compute lane until the loss is known."""
         return max(timed.end for timed in self.ops if timed.op.kind is Kind.LOSS)

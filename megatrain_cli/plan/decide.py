@@ -1,4 +1,4 @@
-"""Turn what was asked into what will be done: every `auto` becomes a value here, nowhere else."""
+"""Turn what was asked into what will be done: an `auto` becomes a value here, see `decide`."""
 
 import math
 from dataclasses import dataclass
@@ -132,7 +132,9 @@ def decide(
     *,
     joined: int = 1,
 ) -> Decisions:
-    """Resolve every `auto` but those that need the bill: activations and pool, see `make_plan`.
+    """Resolve every `auto` of the engine but those that need the bill, activations and pool.
+
+    Those are `make_plan`'s; the device is `probe_machine`'s, and preparing rows is the data's.
 
     Args:
         config: What was asked.

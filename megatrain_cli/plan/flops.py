@@ -23,9 +23,6 @@ class LayerFlops:
     forward: float
     backward: float
 
-    def __add__(self, other: "LayerFlops") -> "LayerFlops":
-        return LayerFlops(self.forward + other.forward, self.backward + other.backward)
-
 
 def layer_flops(spec: ModelSpec, layer: int, rows: int, length: int, *, whole: bool) -> LayerFlops:
     """Operations of a layer's forward and backward.

@@ -72,11 +72,6 @@ class Engine:
         return self.store
 
 
-def plan_run(loaded: LoadedConfig, machine: MachineSpec | None = None) -> RunPlan:
-    """What a run would hold, on this machine or on `machine`. Reads the model's config alone."""
-    return prepare(loaded, machine)[1]
-
-
 def prepare(
     loaded: LoadedConfig,
     machine: MachineSpec | None = None,

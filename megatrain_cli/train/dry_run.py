@@ -1,4 +1,4 @@
-"""All that a run settles before it takes memory: config, rows, plan. Nothing of it stays."""
+"""All that a run settles before it takes memory: config, rows, plan. Only prepared rows stay."""
 
 from pathlib import Path
 

@@ -142,6 +142,9 @@ def device_errors(num_rows: int) -> Iterator[None]:
 
     Args:
         num_rows: That pass through a layer at once.
+
+    Raises:
+        DeviceError: What the block raised was that; all else is raised as it is.
     """
     try:
         yield

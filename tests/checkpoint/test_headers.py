@@ -170,7 +170,8 @@ def test_the_newest_finished_folder_is_found(tmp_path: Path) -> None:
     assert find_model_folder(tmp_path) is None
     old = model_folder(tmp_path / "checkpoints" / "step-00000001")
     new = model_folder(tmp_path / "checkpoints" / "step-00000002")
-    model_folder(tmp_path / "checkpoints" / "step-00000003.partial")
+    for name in (".tmp-step-00000003-ab", ".trash-step-00000001-cd"):
+        model_folder(tmp_path / "checkpoints" / name)
     os.utime(old / "config.json", (1, 1))
     os.utime(new / "config.json", (2, 2))
     assert find_model_folder(tmp_path) == new

@@ -1,5 +1,6 @@
 """Overrides may be typed in three ways that mean the same."""
 
+import os
 import sys
 from typing import get_type_hints
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from typer.models import OptionInfo
 
 from megatrain_cli.cli.app import app, main
-from megatrain_cli.cli.options import parse_overrides
+from megatrain_cli.cli.options import count_threads, parse_overrides
+from megatrain_cli.probe import cgroup
 
 keys = st.from_regex(r"[a-z]+(_[a-z]+)?\.[a-z]+(_[a-z]+)*", fullmatch=True)
 values = st.text().filter(lambda value: not value.startswith("--"))
@@ -86,3 +88,12 @@ def test_a_path_that_no_system_can_have_is_refused_without_a_traceback(
         main()
     assert left.value.code == code
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("cores", "quota", "threads"), [(64, None, 8), (4, None, 4), (64, 2, 2)])
+def test_files_are_read_by_as_many_threads_as_cores_are_usable_up_to_eight(
+    cores: int, quota: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(cgroup, "cpu_quota", lambda root, proc: quota)
+    assert count_threads() == threads

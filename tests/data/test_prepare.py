@@ -24,6 +24,7 @@ from megatrain_cli.data.table import hash_rows
 from megatrain_cli.data.template import Encoded, SkipReason
 from megatrain_cli.data.workers import encode_chunks
 from megatrain_cli.errors import DataError, DiskFullError, RowError
+from megatrain_cli.probe import cgroup
 from tests.data.preparing import BAD, ENCODING, content, open_full, prepare_here, write_rows
 from tests.data.templates import make_tokenizer
 
@@ -248,16 +249,13 @@ def test_large_files_are_given_to_all_cores(
         return encode_chunks(chunks, tokenizer, encoding, 1, look)
 
     monkeypatch.setattr(module, "encode_chunks", serial)
-    monkeypatch.setattr(module, "num_cores", lambda: 9)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(9)))
+    monkeypatch.setattr(cgroup, "cpu_quota", lambda root, proc: None)
     source = write_rows(tmp_path / "a", 3)
     prepare_here(source, tokenizer=chatml, workers="auto")
     monkeypatch.setattr(module, "SMALL_BYTES", 0)
     prepare_here(source, tokenizer=chatml, workers="auto")
     prepare_here(source, tokenizer=chatml, workers=4)
-    assert asked == [1, 9, 4]
-
-
-def test_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert module.num_cores() == len(os.sched_getaffinity(0))
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert module.num_cores() == os.cpu_count()
+    monkeypatch.setattr(cgroup, "cpu_quota", lambda root, proc: 2)  # as in a container
+    prepare_here(source, tokenizer=chatml, workers="auto")
+    assert asked == [1, 9, 4, 2]

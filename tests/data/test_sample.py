@@ -41,7 +41,7 @@ def test_python_carries_enough_topics_for_a_demo_and_they_are_written_once(tmp_p
 
 
 def test_the_newest_whole_model_of_a_run_is_found(tmp_path: Path) -> None:
-    for age, name in enumerate(["step-30.partial", "step-20", "step-10"]):
+    for age, name in enumerate([".tmp-step-30-ab", ".trash-step-25-cd", "step-20", "step-10"]):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "model-00001-of-00002.safetensors").touch()

@@ -16,7 +16,6 @@ import torch
 
 from megatrain_cli.errors import NumericsError
 from megatrain_cli.pipeline.cuda_lanes import CudaLanes
-from megatrain_cli.pipeline.lanes import InlineLanes
 from megatrain_cli.pipeline.ops import Kind, Lane
 from tests.engine import (
     BlockingLanes,
@@ -24,6 +23,7 @@ from tests.engine import (
     Outcome,
     Settings,
     SlowLanes,
+    inline,
     run,
     write_config,
 )
@@ -204,7 +204,7 @@ def test_a_step_is_issued_without_waiting_for_the_device(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_the_gpu_agrees_with_the_cpu(attention: str, tmp_path: Path) -> None:
-    """BF16 kernels of two devices round differently: 2^-8 of the largest gradient of a layer."""
+    """BF16 kernels round differently on two devices: up to 2^-6 of a layer's largest gradient."""
     section = {**EAGER, "attention": attention}
     gpu = run(small(tmp_path / "gpu", {"model": section}), CudaLanes, steps=1)
     config = small(tmp_path / "cpu", {"model": section, "pipeline": {"device": "cpu"}})
@@ -215,8 +215,4 @@ def test_the_gpu_agrees_with_the_cpu(attention: str, tmp_path: Path) -> None:
 
 
 def run_on_cpu(config: Path) -> Outcome:
-    def inline(device: torch.device) -> InlineLanes:
-        del device
-        return InlineLanes()
-
     return run(config, inline, steps=1)

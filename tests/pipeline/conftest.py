@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine import Outcome
-from tests.pipeline.modes import MODES, inline, train, write_configs
+from tests.engine import Outcome, inline
+from tests.pipeline.modes import MODES, train, write_configs
 
 
 @pytest.fixture(scope="session")

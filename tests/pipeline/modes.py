@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from megatrain_cli.pipeline.lanes import InlineLanes, Lanes
+from megatrain_cli.pipeline.lanes import Lanes
 from megatrain_cli.pipeline.ops import Op
 from tests.engine import Later, Outcome, Settings, run, write_config
 
@@ -32,11 +32,6 @@ MODES: dict[str, tuple[Mapping[str, Settings], Mapping[str, object]]] = {
     ),
     "eager": ({"optimizer": {"update": "eager", "max_grad_norm": None}}, {"slab_numel": 512}),
 }
-
-
-def inline(device: torch.device) -> InlineLanes:
-    del device
-    return InlineLanes()
 
 
 def write_configs(root: Path) -> dict[str, Path]:

@@ -7,21 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatrain_cli.pipeline.evaluation import build_with_evaluation
-from megatrain_cli.pipeline.ops import Buffer, Kind, Lane, Op
+from megatrain_cli.pipeline.ops import Buffer, Kind, Lane
 from megatrain_cli.pipeline.schedule import build_schedule
 from megatrain_cli.pipeline.shape import PipelineShape
 from megatrain_cli.pipeline.verify import ScheduleError, check_evaluation, check_schedule
+from tests.pipeline.waits import without_wait
 from tests.strategies import pipeline_shapes
 
 SHAPE = PipelineShape(
     5, 2, num_slots=2, num_slabs=2, pieces=(2, 1, 1, 1, 1), offload=True, tied=True
 )
-
-
-def without_wait(ops: tuple[Op, ...], position: int, wait: int) -> tuple[Op, ...]:
-    op = ops[position]
-    cut = replace(op, waits=op.waits[:wait] + op.waits[wait + 1 :])
-    return (*ops[:position], cut, *ops[position + 1 :])
 
 
 @given(pipeline_shapes(), st.data())

@@ -12,10 +12,10 @@ from megatrain_cli.errors import MegatrainError
 from megatrain_cli.pipeline import cuda_lanes
 from megatrain_cli.pipeline.cuda_lanes import CudaLanes
 from megatrain_cli.pipeline.ops import Lane
-from tests.engine import Later, Outcome
+from tests.engine import Later, Outcome, inline
 from tests.pipeline import fake_cuda
 from tests.pipeline.adversary import Lazy, any_order
-from tests.pipeline.modes import MODES, inline, train
+from tests.pipeline.modes import MODES, train
 from tests.pipeline.test_adversary import adversarial, forget
 
 PASSES = 2

@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from megatrain_cli.pipeline.lanes import InlineLanes
-from tests.engine import Outcome, Settings, run, write_config
+from tests.engine import Outcome, Settings, inline, run, write_config
 
 SHAPE: Settings = {
     "vocab_size": 128,
@@ -31,11 +29,6 @@ def step_of(
     folder: Path, rows: int, length: int, documents: NDArray[np.int32] | None = None
 ) -> Outcome:
     """One step of one micro-batch; its tokens, row after row, depend on rows x length alone."""
-
-    def inline(device: torch.device) -> InlineLanes:
-        del device
-        return InlineLanes()
-
     return run(
         write_config(folder, SHAPE, EXACT),
         inline,

@@ -13,6 +13,7 @@ from megatrain_cli.pipeline.ops import Buffer, Event, Kind, Op, schedule_text
 from megatrain_cli.pipeline.schedule import build_schedule
 from megatrain_cli.pipeline.shape import PipelineShape
 from megatrain_cli.pipeline.verify import ScheduleError, check_schedule
+from tests.pipeline.waits import without_wait
 from tests.strategies import pipeline_shapes
 
 
@@ -28,12 +29,6 @@ def shape_of(
         pieces=(1,) * num_layers,
         kept=frozenset(range(num_layers - 1 - kept, num_layers - 1)),
     )
-
-
-def without_wait(ops: tuple[Op, ...], position: int, wait: int) -> tuple[Op, ...]:
-    op = ops[position]
-    cut = replace(op, waits=op.waits[:wait] + op.waits[wait + 1 :])
-    return (*ops[:position], cut, *ops[position + 1 :])
 
 
 @pytest.mark.slow

@@ -37,3 +37,12 @@ def test_more_lengths_never_take_less_and_end_where_kernels_are_made_anew(
     assert kernel_bytes(spec, 10**9, spans, fused=fused) == kernel_bytes(
         spec, most, spans, fused=fused
     )
+    assert kernel_bytes(spec, lengths, 10**9, fused=fused) == kernel_bytes(
+        spec, lengths, 10**6, fused=fused
+    )
+
+
+def test_without_rows_there_are_no_kernels_and_eager_attention_has_none() -> None:
+    spec = make_spec()
+    assert kernel_bytes(spec, 0, 0, fused=True) == 0
+    assert kernel_bytes(spec, 0, 5, fused=False) == 0 < kernel_bytes(spec, 0, 5, fused=True)

@@ -15,6 +15,7 @@ from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.decide import Known
 from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.plan.memory import CPU_LATER_BYTES, CPU_PROGRAM_BYTES
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.plan.remedies import device_ways, host_ways
 from megatrain_cli.plan.tiles import PAGE_BYTES
@@ -157,6 +158,13 @@ def test_keeping_more_layers_needs_no_less_on_the_device(
     )
     assert total(more) >= total(fewer)
     assert more.device_bytes >= fewer.device_bytes
+
+
+@pytest.mark.parametrize("now", [0, 300 << 20])
+def test_the_program_is_as_large_as_it_is_now_and_what_comes_later(now: int) -> None:
+    plan = plan_for(make_spec(), replace(CPU, program_bytes=now))
+    [found] = [line.num_bytes for line in plan.lines if line.owner == "program and libraries"]
+    assert found == (now or CPU_PROGRAM_BYTES) + CPU_LATER_BYTES
 
 
 def test_buffers_that_would_lie_idle_are_not_planned() -> None:

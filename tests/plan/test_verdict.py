@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.machine import MachineSpec
-from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, has_room
+from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, has_room, verdict_line
 from megatrain_cli.units import GIB
 from tests.plan.small import CPU, GPU, Sections, machines, make_spec, plan_for, sections, specs
 
@@ -66,6 +66,14 @@ def test_the_verdict_follows_what_a_run_needs_at_least(machine: MachineSpec) -> 
         assert plan.verdict_line.startswith(f"{verdict}: ")
     missing = plan_for(spec, replace(machine, host_bytes=needed - 3), asked)
     assert missing.verdict_line == "DOES NOT FIT: 3 B of host RAM are missing"
+
+
+def test_what_stays_free_is_told_place_by_place() -> None:
+    places = {"host RAM": (3 * GIB, 8 * GIB), "GPU memory": (GIB, 4 * GIB)}
+    assert verdict_line(FITS, places) == (
+        "FITS: 5.00 GiB of 8.00 GiB of host RAM stay free, "
+        "3.00 GiB of 4.00 GiB of GPU memory stay free"
+    )
 
 
 def test_what_auto_fills_up_is_not_tight() -> None:

@@ -8,8 +8,9 @@ import torch
 from megatrain_cli.errors import DeviceError, InternalError
 from megatrain_cli.pipeline.lanes import InlineLanes
 from megatrain_cli.pipeline.ops import Kind
+from tests.train.here import train_here
 from tests.train.test_failures import run_with
-from tests.train.test_run import checkpoints_of, train_here
+from tests.train.test_run import checkpoints_of
 from tests.train.workspace import make_workspace
 
 

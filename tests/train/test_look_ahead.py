@@ -177,6 +177,12 @@ CORES = CpuLayer(
 ALL_CORES = CpuRates(CORES, CORES, fresh=3e9)
 
 
+def test_each_compute_dtype_has_the_rates_that_were_measured_with_it() -> None:
+    rates = CpuRates(float32=CORES, bfloat16=replace(CORES, logits=2e9), fresh=3e9)
+    assert rates.of("float32").logits == 1e9
+    assert rates.of("bfloat16").logits == 2e9
+
+
 def test_the_cpu_does_one_thing_after_the_other() -> None:
     machine = replace(CPU, rates=replace(RATES, compute=None, link=None, cpu=ALL_CORES))
     spec = make_spec(hidden=512)

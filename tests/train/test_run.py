@@ -30,9 +30,10 @@ from megatrain_cli.train import assemble as assemble_module
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.session import train
 from tests.train.command import run_command
+from tests.train.here import train_here
 from tests.train.prepared import Prepared
 from tests.train.test_folder import snapshot
-from tests.train.workspace import load_whole, make_workspace, one_thread, start
+from tests.train.workspace import load_whole, make_workspace, start
 
 STEPS = 4
 NOBODY_READS = "tests.train.broken:nobody_reads_what_it_says"
@@ -201,11 +202,6 @@ def test_a_weight_that_is_not_finite_ends_the_run_with_8_and_a_name(
 
 def never(*args: object) -> None:
     raise AssertionError("the store was made")
-
-
-def train_here(config: Path, *overrides: str) -> None:
-    with RunConsole() as console, one_thread():
-        train(load_config(config, overrides), console)
 
 
 @pytest.mark.parametrize("update", ["deferred", "eager"])
