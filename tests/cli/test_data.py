@@ -173,6 +173,24 @@ def test_what_is_held_out_is_not_counted_as_learnt(tmp_path: Path, packing: bool
     assert f"trained on are {trained}: {tokens} tokens, {targets} of them targets" in told[-1]
 
 
+@pytest.mark.parametrize(
+    ("row", "is_chat"),
+    [
+        ({"text": "abc"}, False),
+        ({"input_ids": [1, 2]}, False),
+        ({"instruction": "a", "output": "b"}, True),
+    ],
+)
+def test_a_template_that_writes_no_row_is_said(
+    config: Path, row: dict[str, object], is_chat: bool
+) -> None:
+    Path("rows.jsonl").write_text(json.dumps(row) + "\n")
+    given = (config, "data.train=rows.jsonl")
+    said = "data.template: no row is a chat, so nothing is written with it; it is saved with the"
+    assert (said in preview(*given, "data.template=alpaca").stderr) is not is_chat
+    assert said not in preview(*given).stderr
+
+
 def test_a_bad_row_is_refused_with_its_place_and_nothing_is_printed(config: Path) -> None:
     with Path("rows/b.jsonl").open("a") as file:
         file.write('{"messages": "secret"}\n')
