@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # Of micro-batches through layers, each with a forward and a backward: some 30 MB of text.
 _LISTED_PASSES = 100_000
 
+# Keys of what `plan --model` neither reads nor writes, beside most of `data`.
+_OF_FILES = frozenset({"model.init", "train.output_dir", "train.num_epochs"})
+
 
 def values_as_read(loaded: "LoadedConfig") -> list[tuple[str, str]]:
     """Each key that the user set, with the value that was understood, such as `1e-05`."""
@@ -54,8 +57,23 @@ def read_request(
         f"train: {{output_dir: run, {'' if counted else 'num_epochs: 1'}}}\n"
     )
     loaded = parse_config(text, Path(f"--model {model}"), overrides, Path.cwd())
+    given = frozenset(word.partition("=")[0] for word in loaded.overrides)
+    if "model.path" in given:
+        raise typer.BadParameter(
+            "--model names the model: leave `model.path` out, or name a config instead"
+        )
     say_notes(loaded)
-    return replace(loaded, explicit=frozenset(word.partition("=")[0] for word in loaded.overrides))
+    unread = [key for key in sorted(given) if key in _OF_FILES or _is_of_rows(key)]
+    if unread:
+        typer.echo(
+            f"note: {', '.join(unread)}: no effect on a plan with --model, which reads no files",
+            err=True,
+        )
+    return replace(loaded, explicit=given)
+
+
+def _is_of_rows(key: str) -> bool:
+    return key.startswith("data.") and key not in ("data.max_length", "data.packing")
 
 
 def find_machine(name: str) -> "MachineSpec":

@@ -108,6 +108,9 @@ def find_idle(config: TrainConfig) -> Iterator[Finding]:
                 "train.deterministic",
                 "has no effect on the CPU: runs with as many threads repeat bit for bit anyway",
             )
+    sources = (*config.data.train, *(config.data.eval or ()))
+    if all(one.format is not None or split_entry(one.path)[1] is not None for one in sources):
+        yield Finding("data.format", "has no effect: every source of rows has a format of its own")
     if config.data.on_bad_row == "error":
         yield Finding("data.max_bad_share", "has no effect with `data.on_bad_row: error`")
     if config.data.packing:
@@ -163,6 +166,12 @@ def _idle_checkpoint(checkpoint: CheckpointSection) -> Iterator[Finding]:
             "checkpoint.keep_every_steps",
             f"a checkpoint is written every {every} steps, so only those of every"
             f" {math.lcm(every, milestone)} steps are kept by it",
+        )
+    if milestone is not None and every is None:
+        yield Finding(
+            "checkpoint.keep_every_steps",
+            "has no effect on most runs: without `checkpoint.save_steps` one is written at the end,"
+            " on a stop and on SIGUSR1, and rarely at a multiple of it",
         )
     if not checkpoint.async_save:
         yield Finding(

@@ -13,6 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from megatrain_cli.data.table import Examples
+from megatrain_cli.units import show_count
 
 HELD_OUT = "lowest-hashes-v1"
 """Names the rule of `hold_out` in a checkpoint: another rule holds out other rows."""
@@ -47,12 +48,29 @@ class Documents:
         """The row of the table that is the i-th."""
         return i if self.ids is None else int(self.ids[i])
 
+    def count_tokens(self) -> tuple[int, int]:
+        """Tokens of all, and how many of them are targets."""
+        ids = range(len(self.examples)) if self.ids is None else self.ids.tolist()
+        return int(self.lengths.sum()), sum(map(self.examples.num_targets, ids))
+
     def by_source(self, counts: tuple[int, ...]) -> tuple[int, ...]:
         """How many are of each source; `counts` are those of the table."""
         if self.ids is None:
             return counts
         ends = np.searchsorted(self.ids, np.cumsum(counts))
         return tuple(np.diff(ends, prepend=0).tolist())
+
+
+def held_out_lines(documents: Documents) -> list[str]:
+    """How many rows are held out, and how much is left to learn from; none if none is."""
+    total, left = len(documents.examples), len(documents)
+    if left == total:
+        return []
+    tokens, targets = map(show_count, documents.count_tokens())
+    return [
+        f"{total - left} of them are held out for evaluation",
+        f"trained on are {left}: {tokens} tokens, {targets} of them targets",
+    ]
 
 
 def hold_out(examples: Examples, share: float, seed: int) -> tuple[Documents, Documents]:

@@ -67,6 +67,12 @@ def load_data(
         data.max_bad_share,
         HowToPrepare(data.workers, data.cache_dir, progress, say),
     )
+    without_turns = {"text", "tokenized"}
+    if data.template is not None and without_turns.issuperset(prepared.summary.formats.values()):
+        say(
+            "data.template: no row is a chat, so nothing is written with it; it is saved with the "
+            "model all the same"
+        )
     return LoadedData(tokenizer, sources, prepared)
 
 

@@ -92,6 +92,8 @@ def prepare(
     job = _Job(sources, names, contents, tokenizer, encoding, on_bad_row, max_bad_share, how)
     # What a hub holds under a name can change, and nothing here tells.
     can_keep = all(source.hub is None for source in sources)
+    if not can_keep and isinstance(how.cache_dir, Path):
+        how.say("data.cache_dir: has no effect on data sets of a hub, which may change there")
     cache = _open_cache(how, job.num_bytes) if can_keep else None
     if cache is None:
         return job.in_temporary_files()
@@ -209,12 +211,19 @@ class _Job:
             line = int(chunk.lines[-1]) if len(chunk.lines) else 0
             self.how.progress(tally.num_read, self._share(done, chunk.source, chunk.last, line))
         if writer.num_rows:  # with nothing at all, the whole account is the better message
-            tally.notes += first.finish()
+            tally.notes += [*first.finish(), *self._idle_prompts(tally)]
         summary = tally.summary(writer.num_tokens, writer.num_targets, self.encoding.max_length)
         if not writer.num_rows:
             raise DataError("\n".join(["no row has anything to learn", *summary.lines()]))
         self._check_unchanged()
         return writer.map(), summary
+
+    def _idle_prompts(self, tally: Tally) -> list[str]:
+        """Where the format was named, the config's rules have said so."""
+        asked = self.encoding.train_on_prompt and set(tally.formats.values()) == {"text"}
+        if not asked or all(source.format == "text" for source in self.sources):
+            return []
+        return ["data.train_on_prompt: has no effect on texts: they have no prompt"]
 
     def _share(self, done: int, source: int, is_done: bool, line: int) -> float:
         """How much of all bytes was read, by the line of the last row of a source of one file."""

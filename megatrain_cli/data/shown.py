@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from megatrain_cli.data.batch import join
 from megatrain_cli.data.examples import cut_spans
-from megatrain_cli.data.held_out import Documents
+from megatrain_cli.data.held_out import Documents, held_out_lines
 from megatrain_cli.data.load import LoadedData
 from megatrain_cli.data.pack import Packs
 from megatrain_cli.data.template import IGNORED
@@ -138,9 +138,14 @@ def count_rows(data: LoadedData, documents: Documents, packs: Packs | None) -> d
     summary = data.prepared.summary
     used = zip(data.sources, summary.used_by_source, strict=True)
     lengths = documents.lengths if packs is None else packs.lengths
+    tokens, targets = summary.num_tokens, summary.num_targets
+    if documents.ids is not None:
+        tokens, targets = documents.count_tokens()
     counts = summary.to_json() | {
         "num_rows": len(lengths),
         "num_held_out": len(data.prepared.examples) - len(documents),
+        "num_trained_tokens": tokens,
+        "num_trained_targets": targets,
         "sources": [
             {"source": source.name, "format": summary.formats.get(source.name), "used": count}
             for source, count in used
@@ -171,9 +176,7 @@ def count_lines(data: LoadedData, documents: Documents, packs: Packs | None) -> 
         lines += [f"{source.name}: {count} rows used" for source, count in islice(used, _SHOWN)]
         if len(data.sources) > _SHOWN:
             lines.append(f"and {len(data.sources) - _SHOWN} more sources; --json has them all")
-    held_out = len(data.prepared.examples) - len(documents)
-    if held_out:
-        lines.append(f"{held_out} of them are held out for evaluation")
+    lines += held_out_lines(documents)
     if packs is not None:
         lines.append(packs.line())
     lengths = documents.lengths if packs is None else packs.lengths

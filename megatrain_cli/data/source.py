@@ -16,6 +16,7 @@ from megatrain_cli.data.csv_file import read_csv
 from megatrain_cli.data.files import find_kind, list_files, open_bytes, show_path
 from megatrain_cli.data.formats import FORMATS, Reading, Row, find_format, parse_row
 from megatrain_cli.data.hub import HubSet, read_hub
+from megatrain_cli.data.idle import refuse_names, refuse_sampling
 from megatrain_cli.data.json_file import read_json
 from megatrain_cli.data.records import Record, Records
 from megatrain_cli.data.strict_json import parse_json
@@ -40,7 +41,7 @@ class SourceFile:
         format: Of the rows; `auto` goes by the columns.
         reading: Columns and roles that have other names.
         max_rows: Rows to read, from the first on; None reads all.
-        sample_by: What a row of a plain text file is.
+        sample_by: What a row of a plain text file is; None is a line, and fits other files too.
         hub: The data set of a hub that is read in place of `path`.
         index: Place among the sources of the config; every row has it.
         weight: How many times each row is drawn in an epoch, on average.
@@ -50,7 +51,7 @@ class SourceFile:
     format: str = "auto"
     reading: Reading = field(default_factory=Reading)
     max_rows: int | None = None
-    sample_by: SampleBy = "line"
+    sample_by: SampleBy | None = None
     hub: HubSet | None = None
     index: int = 0
     weight: float = 1.0
@@ -74,7 +75,8 @@ def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
     """Read and check a source, row by row, in order; a row that cannot be used is its error.
 
     Raises:
-        DataError: The source cannot be read, has no rows, or has none with a column that was named.
+        DataError: The source cannot be read, has no rows, has none with a column that was named, or
+            a name was given to what its format does not have.
     """
     if source.format not in ("auto", *FORMATS):
         raise DataError(
@@ -82,6 +84,8 @@ def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
             f"only {', '.join(FORMATS)}."
         )
     row_format = None if source.format == "auto" else source.format
+    if row_format is not None:
+        refuse_names(source.name, row_format, source.reading)
     is_empty = True
     # A field under its own name may be in no row; another name was meant to be found.
     named = source.reading.columns.items()
@@ -97,7 +101,10 @@ def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
                 else:
                     for column in [column for column in unseen if column in value]:
                         del unseen[column]
-                    row_format = _agree(value, row_format, where, source.reading)
+                    found = _agree(value, row_format, where, source.reading)
+                    if row_format is None:
+                        refuse_names(source.name, found, source.reading)
+                    row_format = found
                     row = parse_row(value, row_format, where, source.reading, source.index)
             except RowError as error:
                 row = error
@@ -172,8 +179,9 @@ def _format_within(text: str, reading: Reading) -> str | None:
     return found[0] if found else None
 
 
-def _records_of(path: Path, sample_by: SampleBy) -> Records:
+def _records_of(path: Path, sample_by: SampleBy | None) -> Records:
     name, kind = show_path(path), find_kind(path)
+    refuse_sampling(path, kind, sample_by)
     if kind in ("parquet", "arrow"):
         yield from read_arrow(path, kind)
         return
@@ -181,7 +189,7 @@ def _records_of(path: Path, sample_by: SampleBy) -> Records:
         if kind == "csv":
             yield from read_csv(file, name)
         elif kind == "text":
-            yield from read_text(file, name, sample_by)
+            yield from read_text(file, name, sample_by or "line")
         else:
             yield from read_json(file, name)
 

@@ -56,7 +56,7 @@ def _source(given: DataSource, index: int, data_format: str) -> SourceFile:
         format=given.format or data_format,
         reading=Reading(given.columns or {}, given.tags or {}),
         max_rows=given.max_rows,
-        sample_by=given.sample_by or "line",
+        sample_by=given.sample_by,
         hub=hub,
         index=index,
         weight=weight,

@@ -54,7 +54,8 @@ def construct(config: PreTrainedConfig, dtype: torch.dtype, attention: str) -> P
     dtype of their own have it: see `foreign_dtypes`.
 
     Raises:
-        ModelError: The config has a value that the model's code refuses, or a buffer has no value.
+        ModelError: The config has a value that the model's code refuses, or a buffer has no value,
+            or no finite one.
     """
     family = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if attention == "sdpa" and getattr(family, "_supports_sdpa", None) is False:
@@ -86,6 +87,11 @@ def construct(config: PreTrainedConfig, dtype: torch.dtype, attention: str) -> P
             raise ModelError(
                 f"{type(model).__name__} does not say what is in its buffer `{name}`: "
                 "such a model cannot be trained yet."
+            )
+        if name.endswith("inv_freq") and not bool(buffer.isfinite().all()):
+            raise ModelError(
+                f"{type(model).__name__}: the rotary frequencies `{name}` are not finite. Look at "
+                "`rope_theta` and the factors of `rope_parameters` in config.json."
             )
     # What we never want, whatever the config says: caches and collected outputs. Without a pad
     # token the model neither reads the ids back from the device to look for padding, nor warns.

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from megatrain_cli.errors import ModelError
@@ -18,9 +18,11 @@ from megatrain_cli.model.kinds import asks_for_dropout, layer_kinds
 from megatrain_cli.model.layout import make_layout
 from megatrain_cli.model.ownership import Ownership, find_layers, find_owners, replace_layers
 from megatrain_cli.model.recorder import Tape
+from megatrain_cli.model.sizes import check_sizes
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
 from megatrain_cli.model.template import Prologue
+from megatrain_cli.units import show_bytes
 
 # The architectures whose logits, loss and gradients equal Hugging Face's own in the tests. The
 # only place of the program that names a family.
@@ -33,6 +35,10 @@ PROVED = frozenset(
         "Qwen3ForCausalLM",
     }
 )
+
+# All that transformers raises for a field of a wrong type, an unknown rope type, heads that do not
+# divide, and such.
+_CONFIG_FAULTS = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 
 # What older transformers stored as buffers and now computes: Llama-2's rotary tables and GPT-2's
 # mask values. No parameter ever had such a name.
@@ -111,12 +117,12 @@ def read_config(folder: Path) -> PreTrainedConfig:
             f"{path}: {causal} is quantised (`quantization_config`). Train from the unquantised "
             "weights."
         )
+    check_sizes(str(path), raw, getattr(CONFIG_MAPPING[raw["model_type"]], "attribute_map", {}))
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
-        # All that transformers raises for a field of a wrong type, an unknown rope type and such.
+    except (StrictDataclassError, *_CONFIG_FAULTS) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"{path}: not a valid {raw['model_type']} config: {reason}") from error
     return config
@@ -235,7 +241,14 @@ def _window(config: PreTrainedConfig) -> int | None:
     if not getattr(config, "use_sliding_window", True):
         return None
     window = getattr(config, "sliding_window", None)
-    return window if isinstance(window, int) else None
+    if not isinstance(window, int):
+        return None
+    if window < 1:
+        raise ModelError(
+            f"{_architecture(config)}: `sliding_window` is {window}: a token would not even see "
+            "itself. Set it in config.json to null for no window, or to 1 or more."
+        )
+    return window
 
 
 def _full_attention(config: PreTrainedConfig) -> set[int]:
@@ -248,7 +261,14 @@ def is_lookup(skeleton: Skeleton) -> bool:
     """Whether the prologue's backward reads none of its weights; looks at one token's graph."""
     prologue = Prologue(skeleton)
     # Fresh pages are zeros that cost nothing until they are touched; torch's own would be written.
-    pages = mmap.mmap(-1, skeleton.layouts[0].numel * skeleton.dtype.itemsize)
+    num_bytes = skeleton.layouts[0].numel * skeleton.dtype.itemsize
+    try:
+        pages = mmap.mmap(-1, num_bytes)
+    except (OSError, OverflowError) as error:
+        raise ModelError(
+            f"{skeleton.spec.architecture}: this machine cannot even address an embedding of "
+            f"{show_bytes(num_bytes)}. Look at the sizes in config.json."
+        ) from error
     flat = torch.frombuffer(pages, dtype=skeleton.dtype)
     start, end = flat.data_ptr(), flat.data_ptr() + flat.nbytes
     saved: list[bool] = []

@@ -2,7 +2,7 @@
 
 import math
 
-from megatrain_cli.config.schema import KeepLayers, TrainConfig
+from megatrain_cli.config.schema import KeepLayers, PipelineSection, TrainConfig
 from megatrain_cli.plan.cost import StepBounds
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.plan.machine import MachineSpec
@@ -22,6 +22,8 @@ def warnings_of(
         _lone_slab(decisions),
         _kept_layers(config, decisions),
         _crowded_cores(decisions, machine),
+        _idle_slabs(config, decisions),
+        *_idle_without_gpu(config, machine),
         machine.rates_doubt or None,
     )
     return tuple(line for line in found if line is not None)
@@ -73,6 +75,33 @@ def _lone_slab(decisions: Decisions) -> str | None:
         "`pipeline.grad_slabs: 1` lets no gradient leave the device while another is being added; "
         "set 2 or more"
     )
+
+
+def _idle_slabs(config: TrainConfig, decisions: Decisions) -> str | None:
+    asked = config.pipeline.grad_slabs
+    if decisions.num_slabs or asked in ("auto", PipelineSection().grad_slabs):
+        return None
+    return (
+        f"`pipeline.grad_slabs: {asked}` has no effect: gradients go straight into the page-locked "
+        "store"
+    )
+
+
+def _idle_without_gpu(config: TrainConfig, machine: MachineSpec) -> list[str]:
+    """Where the config names the CPU itself, its rules have said so."""
+    if machine.has_cuda or config.pipeline.device == "cpu":
+        return []
+    default = PipelineSection().target_pcie_utilization
+    asked = {
+        "store.memory": config.store.memory == "pinned",
+        "train.deterministic": config.train.deterministic,
+        "pipeline.target_pcie_utilization": config.pipeline.target_pcie_utilization != default,
+    }
+    return [
+        f"`{key}` has no effect: there is no GPU, and nothing is copied to one"
+        for key, is_asked in asked.items()
+        if is_asked
+    ]
 
 
 def _kept_layers(config: TrainConfig, decisions: Decisions) -> str | None:

@@ -1,12 +1,13 @@
-"""A run folder's `config.yaml` that says something else than the checkpoint it goes on from.
+"""What has no effect on a run that goes on: an edited `config.yaml`, and words of `resume`.
 
 A run goes on with its checkpoint's config. Who edits the file would see no effect, and be told of
 none; and what an attempt changed is lost where it was killed before its first save.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from megatrain_cli.config.changes import compare, show_value
+from megatrain_cli.config.changes import Change, allowed_keys, compare, show_value
 from megatrain_cli.config.load import parse_config
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import ConfigError
@@ -46,3 +47,30 @@ def notes_on_edited(path: Path, saved: TrainConfig, given: frozenset[str]) -> tu
         f"is to change on the command line, as `{differing[0].key}=...`."
     )
     return (said,)
+
+
+def idle_on_resume(
+    changes: Sequence[Change], config: TrainConfig, allow_change: Sequence[str], step: int
+) -> tuple[str, ...]:
+    """What was asked of `resume` and changes nothing.
+
+    Args:
+        changes: All keys that differ from the checkpoint's config.
+        config: In force.
+        allow_change: As on the command line.
+        step: Where the run goes on.
+    """
+    changed = {change.key for change in changes}
+    notes = []
+    for key in sorted(allowed_keys(allow_change) - changed):
+        section, _, leaf = key.partition(".")
+        if section == "data":  # allows rows to be others than they were, under the same value
+            continue
+        value = config.model_dump(mode="json")[section][leaf]
+        notes.append(
+            f"--allow-change {key}: the key stays {show_value(value)}. Give it a new value, as "
+            f"`{key}=...`"
+        )
+    if config.eval.at_start and "eval.at_start" in changed and step > 0:
+        notes.append(f"eval.at_start: has no effect: the run is at step {step} already")
+    return tuple(notes)

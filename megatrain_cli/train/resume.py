@@ -26,7 +26,7 @@ from megatrain_cli.config.load import LoadedConfig, parse_config
 from megatrain_cli.config.paths import GivenPath
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import ConfigError, CorruptError, IncompatibleError
-from megatrain_cli.train.edited import notes_on_edited
+from megatrain_cli.train.edited import idle_on_resume, notes_on_edited
 from megatrain_cli.train.folder import CONFIG_NAME, RunFolder
 from megatrain_cli.train.identity import Origin
 from megatrain_cli.train.position import Position, position_of
@@ -232,7 +232,7 @@ def resumed_config(
     places = {"model.path": checkpoint.folder.absolute(), "train.output_dir": output_dir}
     if template.path is not None:
         places["data.template"] = template.path
-    edited: tuple[str, ...] = ()
+    edited, step = tuple[str, ...](), position_of(manifest).step
     if request.fork is None:
         edited = notes_on_edited(
             output_dir / CONFIG_NAME, saved, frozenset(map(_key_of, overrides))
@@ -244,7 +244,13 @@ def resumed_config(
         recorded=_set(wanted.config, {"train.output_dir": output_dir}),
         allowed=allowed,
         changes=recorded,
-        notes=(*edited, *own, *_about(changes, wanted.config), *template.notes),
+        notes=(
+            *edited,
+            *own,
+            *idle_on_resume(changes, wanted.config, request.allow_change, step),
+            *_about(changes, wanted.config),
+            *template.notes,
+        ),
         extended=is_extended(changes),
     )
 

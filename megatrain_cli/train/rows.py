@@ -12,7 +12,7 @@ from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.data.arrange import arrange, hold_out_rows
 from megatrain_cli.data.batch import find_pad_id
 from megatrain_cli.data.examples import preview
-from megatrain_cli.data.held_out import HELD_OUT, Documents
+from megatrain_cli.data.held_out import HELD_OUT, Documents, held_out_lines
 from megatrain_cli.data.load import load_data
 from megatrain_cli.data.mixing import MIXING, MixedStream
 from megatrain_cli.data.pack import RULE as PACKING
@@ -234,7 +234,7 @@ def load_rows(
         trained = [file for files in prepared.contents for file in files]
         held_out, lines = load_evaluation(data, tokenizer, progress, say, trained)
     elif held_out is not None:
-        lines = (f"{len(held_out)} of {len(prepared.examples)} rows are held out for evaluation",)
+        lines = tuple(held_out_lines(documents))
     packs, stream = arrange(config, loaded, documents, decisions.max_length)
     pad_id, evaluation = find_pad_id(tokenizer), None
     if held_out is not None:

@@ -157,6 +157,40 @@ def test_rows_of_a_pack_end_where_the_model_does(config: Path) -> None:
     assert counts["packing"]["capacity"] == max(100, counts["longest"])
 
 
+@pytest.mark.parametrize("packing", [False, True])
+def test_what_is_held_out_is_not_counted_as_learnt(tmp_path: Path, packing: bool) -> None:
+    config = make_workspace(tmp_path, data={"eval_share": 0.4, "packing": packing})
+    rows, counts = as_json(config, "-n", "99")
+    tokens = sum(len(row["input_ids"]) for row in rows)
+    targets = sum(label != IGNORED for row in rows for label in row["labels"][1:])
+    assert counts["num_held_out"] >= 5
+    assert (counts["num_trained_tokens"], counts["num_trained_targets"]) == (tokens, targets)
+    said = preview(config).stdout
+    held, trained = counts["num_held_out"], 12 - counts["num_held_out"]
+    assert f"{held} of them are held out for evaluation" in said
+    assert f"trained on are {trained}: {tokens} tokens, {targets} of them targets" in said
+    told = load_rows(load_config(config).config, prepare(load_config(config))[1].decisions).lines()
+    assert f"trained on are {trained}: {tokens} tokens, {targets} of them targets" in told[-1]
+
+
+@pytest.mark.parametrize(
+    ("row", "is_chat"),
+    [
+        ({"text": "abc"}, False),
+        ({"input_ids": [1, 2]}, False),
+        ({"instruction": "a", "output": "b"}, True),
+    ],
+)
+def test_a_template_that_writes_no_row_is_said(
+    config: Path, row: dict[str, object], is_chat: bool
+) -> None:
+    Path("rows.jsonl").write_text(json.dumps(row) + "\n")
+    given = (config, "data.train=rows.jsonl")
+    said = "data.template: no row is a chat, so nothing is written with it; it is saved with the"
+    assert (said in preview(*given, "data.template=alpaca").stderr) is not is_chat
+    assert said not in preview(*given).stderr
+
+
 def test_a_bad_row_is_refused_with_its_place_and_nothing_is_printed(config: Path) -> None:
     with Path("rows/b.jsonl").open("a") as file:
         file.write('{"messages": "secret"}\n')

@@ -170,6 +170,14 @@ def test_the_values_that_mean_without_it_are_accepted(load: Load, override: str)
             ["checkpoint.save_steps=20", "checkpoint.keep_every_steps=50"],
             "checkpoint.keep_every_steps: a checkpoint is written every 20 steps, so only those",
         ),
+        (
+            ["checkpoint.keep_every_steps=50"],
+            "checkpoint.keep_every_steps: has no effect on most runs: without `checkpoint.save_ste",
+        ),
+        (
+            ["data.train=[{path: a.jsonl, format: alpaca}]", "data.format=messages"],
+            "data.format: has no effect: every source of rows has a format of its own",
+        ),
         (["schedule.type=constant", "schedule.min_lr_ratio=0"], "schedule.min_lr_ratio: has no"),
         (["optimizer.learning_rate=1e-400"], "optimizer.learning_rate: at 0 no weight changes"),
         (["schedule.warmup_ratio=1"], "schedule.warmup_ratio: the learning rate still rises"),
@@ -194,6 +202,13 @@ def test_a_value_that_does_nothing_or_costs_exactness_is_announced(
 ) -> None:
     [found] = load("", *overrides).notes
     assert found.startswith(note)
+
+
+def test_a_format_that_one_source_takes_needs_no_note(load: Load) -> None:
+    mixed = "data.train=[{path: a.jsonl, format: alpaca}, {path: b.jsonl}]"
+    assert load("", mixed, "data.format=messages").notes == ()
+    alone = "data.train=[{path: a.jsonl, format: alpaca}]"
+    assert load("", alone, "data.eval=b.jsonl", "data.format=messages").notes == ()
 
 
 def test_milestones_that_are_saves_need_no_note(load: Load) -> None:

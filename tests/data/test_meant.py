@@ -129,7 +129,7 @@ def test_a_mapping_to_what_is_not_there_is_told(write: Write) -> None:
         list(read_rows(SourceFile(path, "auto", reading)))
 
 
-@pytest.mark.parametrize("ours", ["input", "history", "system", "tools", "text"])
+@pytest.mark.parametrize("ours", ["input", "history", "system", "tools"])
 def test_a_column_that_was_named_and_is_in_no_row_is_told(ours: str, write: Write) -> None:
     path = write([{**CHATS[0], "contxt": "c"}, {**CHATS[0], "context": None}])
     source = SourceFile(path, "auto", Reading({ours: "context"}))

@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from megatrain_cli.data import prepare as module
 from megatrain_cli.data import source as source_module
 from megatrain_cli.data import workers as workers_module
-from megatrain_cli.data.chunks import Chunk, EncodedChunk, encode_chunk, read_chunks
+from megatrain_cli.data.chunks import Chunk, EncodedChunk, Encoding, encode_chunk, read_chunks
 from megatrain_cli.data.formats import Row
 from megatrain_cli.data.hub import HubSet
 from megatrain_cli.data.source import SourceFile
@@ -199,6 +200,22 @@ def test_a_temporary_folder_that_is_full_is_one_clear_line(
         prepare_here(write_rows(tmp_path / "a", 3), tokenizer=chatml)
 
 
+def test_prompts_that_texts_do_not_have_are_said(tmp_path: Path, chatml: Any) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "abc"}\n')
+    chats = write_rows(tmp_path / "b.jsonl", 3)
+    prompts = replace(ENCODING, train_on_prompt=True)
+
+    def notes(*sources: SourceFile, encoding: Encoding = prompts) -> tuple[str, ...]:
+        return prepare_here(*sources, tokenizer=chatml, encoding=encoding).summary.notes
+
+    said = "data.train_on_prompt: has no effect on texts: they have no prompt"
+    assert notes(SourceFile(path)) == (said,)
+    assert notes(SourceFile(path), chats) == ()
+    assert notes(SourceFile(path), encoding=ENCODING) == ()
+    assert notes(SourceFile(path, "text")) == ()  # said as the config was read
+
+
 def test_rows_of_a_hub_are_kept_nowhere(
     tmp_path: Path, chatml: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +224,10 @@ def test_rows_of_a_hub_are_kept_nowhere(
 
     monkeypatch.setattr(source_module, "read_hub", read)
     source = SourceFile(Path("owner/name"), hub=HubSet("owner/name", None, "train", None, False))
-    found = prepare_here(source, tokenizer=chatml, cache_dir=tmp_path / "cache")
+    told: list[str] = []
+    cache = tmp_path / "cache"
+    found = prepare_here(source, tokenizer=chatml, cache_dir=cache, say=told.append)
+    assert told == ["data.cache_dir: has no effect on data sets of a hub, which may change there"]
     assert len(found.examples) == 1
     assert found.contents == ((),)
     assert not (tmp_path / "cache").exists()

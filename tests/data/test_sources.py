@@ -1,6 +1,7 @@
 """What a config names is what is read: files, entries of a registry, data sets of a hub."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,51 @@ def test_a_source_has_what_the_config_says_of_it(write: Write) -> None:
     assert [row.format for row in got] == ["alpaca", "alpaca", "text"]
     assert sources(str(second), format="text")[0].format == "text"
     assert sources([{"path": str(second), "format": "auto"}], format="text")[0].format == "auto"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.jsonl", "JSON"), ("a.json", "JSON"), ("a.csv", "CSV"), ("a.dat", "JSON")],
+)
+def test_sample_by_is_refused_where_rows_are_no_lines_of_text(
+    write: Write, name: str, kind: str
+) -> None:
+    path = write(b"text\na\n" if kind == "CSV" else [{"text": "a"}], name)
+    refused = rf"{re.escape(str(path))}: `sample_by` .* plain text.*\.txt.* this is {kind}"
+    for sample_by in ("line", "paragraph", "document"):
+        with pytest.raises(DataError, match=refused):
+            rows([{"path": str(path), "sample_by": sample_by}])
+    assert [row.text for row in rows(str(path))] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("value", "data_format", "given", "told"),
+    [
+        ({"text": "a", "am": [1]}, "auto", {"columns": {"attention_mask": "am"}}, "`am`.* text"),
+        ({"text": "a", "s": "b"}, "text", {"columns": {"system": "s"}}, "`s` for system.* text"),
+        (
+            {"instruction": "a", "output": "b", "t": "c"},
+            "alpaca",
+            {"columns": {"text": "t"}},
+            "`t` for text.* alpaca",
+        ),
+        (
+            {"instruction": "a", "output": "b"},
+            "auto",
+            {"columns": {"messages.role": "who"}},
+            "`who` for messages.role.* alpaca",
+        ),
+        ({"text": "a"}, "auto", {"tags": {"user": "human"}}, "`tags` .* text"),
+        ({"instruction": "a", "output": "b"}, "auto", {"tags": {"user": "x"}}, "`tags` .* alpaca"),
+    ],
+)
+def test_names_for_what_the_format_does_not_have_are_refused(
+    write: Write, value: dict[str, object], data_format: str, given: dict[str, object], told: str
+) -> None:
+    path = write([value], "a.jsonl")
+    with pytest.raises(DataError, match=told):
+        rows([{"path": str(path), "format": data_format, **given}])
+    assert rows([{"path": str(path), "format": data_format}])
 
 
 # LLaMA-Factory's registry

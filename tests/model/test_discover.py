@@ -23,6 +23,10 @@ from megatrain_cli.model.discover import discover, make_skeleton
 from megatrain_cli.model.skeleton import Skeleton
 from tests.families import KINDS, make_tiny, tiny_config
 
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim",
+)  # fmt: skip
 every_family = pytest.mark.parametrize("kind", KINDS)
 every_tie = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 
@@ -225,15 +229,22 @@ def test_a_damaged_config_is_one_clear_line(text: str, reason: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("num_hidden_layers", 0, "`num_hidden_layers` is 0"),
-        ("hidden_size", 0, "config.json has a size of 0: 39 of 39 parameters are empty"),
-        ("vocab_size", 0, "a size of 0: 2 of 39 parameters are empty"),
-        ("intermediate_size", 0, "a size of 0: 12 of 39 parameters are empty"),
+        *((name, 0, f"`{name}` is 0, not 1 or more") for name in SIZES),
+        *((name, -16, f"`{name}` is -16, not 1 or more") for name in SIZES),
+        *((name, 10**9, f"`{name}` is 1000000000, not ") for name in SIZES),
+        ("num_hidden_layers", 10**6, "`num_hidden_layers` is 1000000, not 4096 at most"),
+        ("num_attention_heads", 5, "not a valid llama config"),
+        ("num_key_value_heads", 3, "LlamaForCausalLM cannot be followed without weights"),
+        ("sliding_window", 0, "`sliding_window` is 0: a token would not even see itself"),
+        ("sliding_window", -1, "`sliding_window` is -1"),
+        ("attention_dropout", -1, "`attention_dropout` is -1, not from 0 to below 1"),
+        ("attention_dropout", 1.0, "`attention_dropout` is 1.0, not from 0 to below 1"),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 0.0}, "are not finite"),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": -1.0}, "are not finite"),
         ("max_position_embeddings", 0, "rows have at most 0 tokens (`max_position_embeddings`)"),
         ("max_position_embeddings", -1, "rows have at most -1 tokens"),
         ("hidden_act", "unheard_of", "cannot make a llama model of this config: KeyError: 'unhear"),
         ("rope_parameters", {"rope_type": "unheard_of"}, "cannot make a llama model"),
-        ("intermediate_size", -1, "cannot make a llama model"),
         ("architectures", "LlamaForCausalLM", "'LlamaForCausalLM', not a list of names"),
         ("architectures", [3], r"[3], not a list of names"),
     ],
@@ -243,6 +254,36 @@ def test_a_value_that_no_model_can_be_made_of_is_one_clear_line(
 ) -> None:
     config = tiny_config("llama", tied=False).to_dict() | {field: value}
     assert reason in refuse(tmp_path, config)
+
+
+def test_names_of_sizes_are_those_of_the_family(tmp_path: Path) -> None:
+    for name in ("n_embd", "n_head", "n_layer", "vocab_size"):
+        config = tiny_config("gpt2", tied=True).to_dict() | {name: 0}
+        assert f"{tmp_path / 'config.json'}: `{name}` is 0, not 1 or more" in refuse(
+            tmp_path, config
+        )
+
+
+def test_parameters_without_elements_are_refused() -> None:
+    with pytest.raises(ModelError, match="has a size of 0: 12 of 38 parameters are empty"):
+        make("llama", intermediate_size=0)
+
+
+def test_an_embedding_beyond_all_addresses_is_one_clear_line(tmp_path: Path) -> None:
+    config = tiny_config("gpt2", tied=True).to_dict() | {"n_positions": 10**14}
+    assert "cannot even address an embedding of" in refuse(tmp_path, config)
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_of_nothing_is_refused_where_it_is_in_force(tmp_path: Path, window: int) -> None:
+    for kind in ("mistral", "qwen2", "qwen3"):
+        config = tiny_config(kind, tied=False).to_dict() | {"sliding_window": window}
+        config |= {} if kind == "mistral" else {"use_sliding_window": True}
+        assert f"`sliding_window` is {window}" in refuse(tmp_path, config)
+    unused = tiny_config("qwen3", tied=False).to_dict() | {"sliding_window": window}
+    (tmp_path / "config.json").write_text(json.dumps(unused))
+    off = discover(tmp_path, dtype=torch.float32, attention="sdpa")
+    assert off.spec.window is None
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

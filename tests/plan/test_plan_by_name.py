@@ -64,6 +64,18 @@ def test_keys_without_effect_are_said_as_they_are_of_a_config(plan: Plan) -> Non
     assert err == "note: store.memory: has no effect on the CPU: nothing is copied to a device\n"
 
 
+def test_keys_that_a_plan_without_files_does_not_look_at_are_said(plan: Plan) -> None:
+    on = ("--model", "smollm2-135m", "--tokens", "1x64", "--machine", "h200-128gb")
+    code, _, err = plan(*on, "data.template=chatml", "model.init=random", "data.packing=true")
+    assert code == 0
+    assert err == (
+        "note: data.template, model.init: no effect on a plan with --model, which reads no files\n"
+    )
+    code, out, err = plan(*on, "model.path=/elsewhere")
+    assert (code, out) == (2, "")
+    assert "--model names the model: leave `model.path` out, or name a config" in err
+
+
 def test_what_does_not_fit_gets_priced_remedies_by_cost(plan: Plan) -> None:
     on = ("--model", "qwen2.5-7b", "--tokens", "8x1024", "--machine", "rtx3090-64gb")
     code, out, _ = plan(*on, "--json")

@@ -73,7 +73,36 @@ def test_a_lone_slab_is_warned_of() -> None:
     (line,) = plan_for(make_spec(), CPU, asked).warnings
     assert "grad_slabs: 1" in line
     assert plan_for(make_spec(), CPU, {"pipeline": {"grad_slabs": 2}}).warnings == ()
-    assert plan_for(make_spec(), GPU, asked).warnings == ()  # gradients go straight into tiles
+
+
+def test_slabs_that_a_page_locked_store_does_not_need_are_said() -> None:
+    """Gradients go straight into its tiles."""
+    for slabs in (1, 20):
+        asked: Sections = {"pipeline": {"grad_slabs": slabs}}
+        (line,) = plan_for(make_spec(), GPU, asked).warnings
+        assert f"`pipeline.grad_slabs: {slabs}` has no effect" in line
+        pageable: Sections = {**asked, "store": {"memory": "pageable"}}
+        assert not any("no effect" in w for w in plan_for(make_spec(), GPU, pageable).warnings)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("store", "memory", "pinned"),
+        ("train", "deterministic", True),
+        ("pipeline", "target_pcie_utilization", 0.5),
+    ],
+)
+def test_what_a_machine_without_a_gpu_cannot_heed_is_said(
+    section: str, key: str, value: object
+) -> None:
+    asked: Sections = {section: {key: value}}
+    (line,) = plan_for(make_spec(), CPU, asked).warnings
+    assert f"`{section}.{key}` has no effect: there is no GPU" in line
+    assert plan_for(make_spec(), GPU, asked).warnings == ()
+    # A config that names the CPU has said it already, as it was read.
+    named: Sections = {**asked, "pipeline": {**asked.get("pipeline", {}), "device": "cpu"}}
+    assert plan_for(make_spec(), CPU, named).warnings == ()
 
 
 @pytest.mark.parametrize(("asked", "warned"), [(5, True), (4, False), (0, False)])

@@ -50,6 +50,29 @@ def test_what_the_command_line_sets_is_not_asked_for_again(tmp_path: Path) -> No
     assert notes(tmp_path, "checkpoint.save_steps=9", steps=30) == []
 
 
+def test_a_change_that_is_allowed_and_not_made_is_said(tmp_path: Path) -> None:
+    make_run(tmp_path, [3])
+    with ExitStack() as stack:
+        allowed = ("learning_rate", "data.train")
+        found = resume(stack, tmp_path, "optimizer.eps=1e-8", allow_change=allowed).notes
+    said = "--allow-change optimizer.learning_rate: the key stays 2e-05. Give it a new value, as"
+    assert [note for note in found if "--allow-change" in note] == [
+        f"{said} `optimizer.learning_rate=...`"
+    ]
+    with ExitStack() as stack:
+        found = resume(
+            stack, tmp_path, "optimizer.learning_rate=1", allow_change=("learning_rate",)
+        ).notes
+    assert not any("--allow-change" in note for note in found)
+
+
+def test_an_evaluation_before_the_first_step_comes_too_late(tmp_path: Path) -> None:
+    make_run(tmp_path, [3])
+    with ExitStack() as stack:
+        found = resume(stack, tmp_path, "eval.at_start=true", f"data.eval={tmp_path}").notes
+    assert "eval.at_start: has no effect: the run is at step 3 already" in found
+
+
 def test_the_file_as_the_run_wrote_it_or_none_is_no_edit(tmp_path: Path) -> None:
     make_run(tmp_path, [3])
     assert notes(tmp_path) == []
