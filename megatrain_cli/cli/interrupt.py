@@ -1,7 +1,9 @@
 """What signals do before a run has anything to save. Imports nothing that takes long."""
 
+import atexit
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 
 from megatrain_cli.signals import SignalThread, leave_now
@@ -21,7 +23,9 @@ def settle_signals() -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     usual = (signal.default_int_handler, signal.SIG_DFL)
-    SignalThread([one for one in _ENDING if signal.getsignal(one) in usual], _leave).start()
+    ours = [one for one in _ENDING if signal.getsignal(one) in usual]
+    SignalThread(ours, _leave).start()
+    atexit.register(_ignore, ours)  # the first to be registered is the last to be called
 
 
 def fill_standard_numbers() -> None:
@@ -34,6 +38,12 @@ def fill_standard_numbers() -> None:
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             os.set_inheritable(number, True)
         os.close(number)
+
+
+def _ignore(numbers: Iterable[int]) -> None:
+    """All is done and said. Python gives signals their defaults back next, which kill: no code."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(number: int) -> None:

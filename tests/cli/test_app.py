@@ -291,6 +291,24 @@ def test_a_signal_behind_the_last_line_changes_no_exit_code(project: Path) -> No
     assert len(run.stderr.splitlines()) == 1
 
 
+def test_a_signal_while_the_interpreter_is_taken_down_changes_no_exit_code() -> None:
+    """Python has given signals their defaults back by then."""
+    code = (
+        f"import os, sys\n{HEARS}from megatrain_cli.__main__ import main\n"
+        "class Late:\n"
+        "    def __init__(self):\n"
+        "        self.kill, self.pid, self.numbers = os.kill, os.getpid(), (1, 2, 3, 15)\n"
+        "    def __del__(self):\n"
+        "        for number in self.numbers:\n            self.kill(self.pid, number)\n"
+        "os.late = Late()\n"
+        "sys.argv = ['megatrain', '--version']\nmain()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, f"megatrain {__version__}\n", "")
+
+
 @pytest.mark.parametrize("closed", [{0}, {1, 2}, {0, 1, 2}])
 def test_no_file_gets_the_number_of_a_stream_that_was_closed(
     closed: set[int], tmp_path: Path
