@@ -16,8 +16,28 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-# Shows the cursor, which a progress bar hides, and begins a line below it.
-_GIVE_BACK = b"\x1b[?25h\n"
+# How the process will end, whatever signal comes: exit code and line; None while that is open.
+_decided: tuple[int, str] | None = None
+
+
+def decide_end(code: int, line: str) -> None:
+    """A signal that comes from now on only hastens the end; it does not change what it is.
+
+    Taking down what a run held takes long: memory that is page-locked, libraries. Who is impatient
+    then must not be told that a run that is saved was cut short.
+
+    Args:
+        code: To leave with.
+        line: For stderr, if a signal comes; empty where it was said.
+    """
+    global _decided  # noqa: PLW0603  a process ends once
+    _decided = (code, line)
+
+
+def leave_end_open() -> None:
+    """A signal decides again: something begins."""
+    global _decided  # noqa: PLW0603  as above
+    _decided = None
 
 
 def leave_now(number: int, line: str) -> NoReturn:
@@ -27,9 +47,12 @@ def leave_now(number: int, line: str) -> NoReturn:
         number: Of the signal that wants it.
         line: For stderr.
     """
-    with suppress(OSError):  # nobody reads it any more
-        os.write(2, (_GIVE_BACK if os.isatty(2) else b"") + line.encode() + b"\n")
-    os._exit(128 + number)
+    code, line = _decided or (128 + number, line)
+    if line:
+        with suppress(OSError):  # nobody reads it any more
+            # Below the bar, if there is one.
+            os.write(2, (b"\n" if os.isatty(2) else b"") + line.encode() + b"\n")
+    os._exit(code)
 
 
 class SignalThread:

@@ -180,6 +180,7 @@ def write_checkpoint(
     *,
     num_bytes: int = 0,
     atomic_rename: bool = True,
+    before_begin: Callable[[], None] = lambda: None,
 ) -> Committed:
     """Write and commit a checkpoint; after a fault that may pass, once more from the beginning.
 
@@ -192,6 +193,7 @@ def write_checkpoint(
             the save. No thread of its may still write when it returns or raises.
         num_bytes: As in `Commit`.
         atomic_rename: As in `Commit`.
+        before_begin: Called before each try; what it raises ends the save.
 
     Raises:
         StorageError: The disk refused; nothing was published.
@@ -204,6 +206,7 @@ def write_checkpoint(
             fs, checkpoints, step, make_nonce(), num_bytes=num_bytes, atomic_rename=atomic_rename
         )
         try:
+            before_begin()
             folder = commit.begin()
             if commit.remade:
                 notes.append(f"{checkpoints} was gone and was made again")

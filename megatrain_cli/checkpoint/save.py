@@ -12,7 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatrain_cli import __version__
@@ -88,7 +88,8 @@ class Saver:
         paranoid: Prove that no tile changed while it was written, by two more readings.
         retention: What to keep; None keeps all.
         atomic_rename: From `check_storage`.
-        before_publish: Called when all is written; what it raises keeps it from being published.
+        check_place: Called before a save is begun on the disk, once more if that is to be tried
+            anew, and when all is written; what it raises keeps it from being published.
 
     Raises:
         PlanError: The system refused the pool's memory.
@@ -107,9 +108,9 @@ class Saver:
         paranoid: bool = False,
         retention: Retention | None = None,
         atomic_rename: bool = True,
-        before_publish: Callable[[], None] = lambda: None,
+        check_place: Callable[[], None] = lambda: None,
     ) -> None:
-        self._before_publish = before_publish
+        self._check_place = check_place
         self.pool = BouncePool(pool_bytes)
         self._store, self._checkpoints, self._order = store, checkpoints, tuple(order)
         self._fs, self._writer = fs, writer or FileWriter(fs)
@@ -151,6 +152,12 @@ class Saver:
         capture = self._capture = Capture(self._store, self.pool, snapshot.facts, self._order)
         self._thread = self._start(lambda: self._run(capture, snapshot.aux, began))
         return True
+
+    def move(self, run: Path, checkpoints: Path) -> None:
+        """The run's folder has another name by now; not while a save is under way."""
+        self._checkpoints = checkpoints
+        if self._retention is not None:
+            self._retention = replace(self._retention, run=run)
 
     def poll(self) -> list[SaveReport]:
         """What has been saved since the last call; raises what a save failed with, once each."""
@@ -241,7 +248,7 @@ class Saver:
             )
             manifests.append(manifest)
             capture.check()
-            self._before_publish()
+            self._check_place()
             return manifest.to_bytes()
 
         committed = write_checkpoint(
@@ -251,6 +258,7 @@ class Saver:
             fill,
             num_bytes=capture.num_bytes + sum(map(len, aux.values())),
             atomic_rename=self._atomic_rename,
+            before_begin=self._check_place,
         )
         seconds, manifest = time.perf_counter() - began, manifests[-1]
         removed, notes = self._tidy(committed.folder, manifest)

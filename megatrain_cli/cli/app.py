@@ -21,12 +21,13 @@ from megatrain_cli.errors import (
     StorageError,
 )
 from megatrain_cli.report.listener import Listener
+from megatrain_cli.signals import decide_end
 
 _EPILOG = (
     "Exit codes: 0 done; 1 wrong config, data or model, or it does not fit; 2 wrong usage; "
     "3 damaged file; 4 file of another kind; 5 no checkpoint; 6 run folder in use; 7 disk; "
-    "8 numbers not finite; 9 device; 10 hung; 70 a bug; 75 stopped on request and saved; 129, 130 "
-    "and 143 stopped, nothing saved."
+    "8 numbers not finite; 9 device; 10 hung; 70 a bug; 75 stopped on request and saved; 129, "
+    "130, 131 and 143 stopped, nothing saved."
 )
 
 # Plain text instead of rich panels: half the start-up time, and no box drawing in a log.
@@ -88,6 +89,7 @@ def main() -> None:
     except MegatrainError as error:
         said = Listener()
         said.write(f"{error}\n")
+        decide_end(error.exit_code, "")
         if isinstance(error, DeviceError) and _has_used_a_device():
             # Destructors would ask it once more, and an error there aborts the process from C++.
             said.flush()

@@ -7,11 +7,13 @@ of source is read in one place, and by one process; reading is far faster than t
 
 import os
 import signal
+import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process, resource_tracker
 from typing import TYPE_CHECKING
 
 from megatrain_cli.data.chunks import Chunk, EncodedChunk, Encoding, Look, encode_chunk
@@ -50,6 +52,7 @@ def encode_chunks(
         for chunk in chunks:
             yield encode_chunk(chunk, tokenizer, encoding, look if chunk.first else None)
         return
+    _start_tracker()
     pool = ProcessPoolExecutor(
         num_workers,
         mp_context=get_context("spawn"),
@@ -81,6 +84,18 @@ def encode_chunks(
         raise failure
 
 
+def _start_tracker() -> None:
+    """Start the process that removes semaphores of one that was killed; it is to say nothing.
+
+    Python's would warn of them on stderr, behind the last line of a run that a signal has ended.
+    """
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.pop()
+
+
 def _until_failure(chunks: Iterable[Chunk]) -> Iterator[Chunk | DataError]:
     """The chunks, and the error that ended them as the last item."""
     try:
@@ -96,8 +111,20 @@ def _result(found: Future[EncodedChunk] | EncodedChunk) -> EncodedChunk:
 def _start(tokenizer: "PreTrainedTokenizerBase", encoding: Encoding) -> None:
     """In a new process: a Ctrl-C is for the one that began it, and cores are shared out already."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _tools.append((tokenizer, encoding))
+
+
+def _end_with_parent() -> None:
+    """Else it would wait for rows for ever: it holds both ends of the pipe that it gets them from.
+
+    A process that was killed, or that left at once, tells its pool nothing.
+    """
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _encode(chunk: Chunk) -> EncodedChunk:

@@ -27,10 +27,19 @@ from megatrain_cli.report.records import EvalRecord, StepRecord
 from megatrain_cli.units import show_bytes, show_count
 
 
+class CursorStays(Console):
+    """Hides no cursor: however a process is ended while a bar is shown, the terminal has it."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        """Change nothing."""
+        del show
+        return False
+
+
 def talk() -> Console:
     """The console for all that is said to a person: stderr."""
     file = cast("IO[str]", Listener())  # as much of a stream as is needed here
-    return Console(file=file, stderr=True, highlight=False, markup=False, emoji=False)
+    return CursorStays(file=file, stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def data() -> Console:

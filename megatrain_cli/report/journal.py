@@ -10,6 +10,7 @@ leaves it out, and the next `Journal` on the file removes it before it appends.
 
 import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,9 @@ from megatrain_cli.report.records import EvalRecord, StepRecord
 class Journal:
     """Appends records to a file; each is on disk, as far as the OS is concerned, on return.
 
+    Attributes:
+        path: What the file is called.
+
     Args:
         path: Opened for appending; the file is made if absent, its folder must exist.
         patient: Where given, lines for which a full disk has no room are kept, and written once it
@@ -34,13 +38,13 @@ class Journal:
     """
 
     def __init__(self, path: Path, patient: Callable[[str], None] | None = None) -> None:
-        self._path, self._patient = path, patient
+        self.path, self._patient = path, patient
         self._left = b""  # to be written, from within a line maybe
         self._said = False
         try:
             _remove_cut_line(path)
             # Without a buffer: what it held back after a failure would fail again on closing.
-            self._file = path.open("ab", buffering=0)
+            self._file = path.open("a+b", buffering=0)
         except OSError as error:
             raise StorageError(f"{path}: cannot be written: {error.strerror}.") from error
 
@@ -54,12 +58,38 @@ class Journal:
         try:
             self._write_left()
         except OSError as error:
-            problem = f"{self._path}: cannot be written: {error.strerror}."
+            problem = f"{self.path}: cannot be written: {error.strerror}."
             if self._patient is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageError(problem) from error
             if not self._said:
                 self._said = True
                 self._patient(f"{problem} Its lines are kept until there is room.")
+
+    def is_at(self, path: Path) -> bool:
+        """Whether what is written goes to the file of this name: it may have been moved."""
+        try:
+            return os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
+        except OSError:
+            return False
+
+    def write_anew(self, path: Path) -> None:
+        """Go on in a new file that has all lines so far; the old one may have no name any more.
+
+        Args:
+            path: There is nothing of this name.
+
+        Raises:
+            StorageError: The disk refused; the old file is still written to.
+        """
+        try:
+            self._file.seek(0)
+            lines = self._file.read()
+            path.write_bytes(lines)
+            file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written: {error.strerror}.") from error
+        self._file.close()
+        self.path, self._file = path, file
 
     def close(self) -> None:
         """Close the file; may be called twice. Lines that found no room to the end are lost."""
@@ -68,7 +98,7 @@ class Journal:
                 self._write_left()
             if self._left and self._patient is not None:
                 count = self._left.count(b"\n")
-                self._patient(f"{self._path}: no room to the end, its last {count} lines are lost.")
+                self._patient(f"{self.path}: no room to the end, its last {count} lines are lost.")
         self._file.close()
 
     def _write_left(self) -> None:

@@ -29,6 +29,7 @@ from megatrain_cli.train.compare import tell_compared, waited_for_data
 from megatrain_cli.train.evaluating import evaluations_of
 from megatrain_cli.train.facts import run_facts
 from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.kept_journal import keep_journal
 from megatrain_cli.train.loop import Run
 from megatrain_cli.train.not_loaded import DamagedCheckpoint, LockRefused
 from megatrain_cli.train.preparation import device_errors, prepare_attempt
@@ -187,6 +188,7 @@ class Attempt:
         self._stack.callback(saver.close)
         saving = Saving(saver, facts, made.aux, checkpoint, folder, self._console, parent)
         saving.is_left = lambda: run.left is not None
+        saving.keep_journal = lambda: keep_journal(self._journal, folder, self._console.note)
         saving.losses.extend(float.fromhex(loss) for loss in losses)
         if self._resumption is not None and not self._resumption.is_fork:
             # With an update to finish too: the checkpoint has all that is needed for it.

@@ -12,6 +12,7 @@ from megatrain_cli.errors import (
     ConfigError,
     CorruptError,
     IncompatibleError,
+    LockedError,
     NoCheckpointError,
     StorageError,
 )
@@ -26,7 +27,7 @@ from megatrain_cli.train.identity import (
     read_identity,
     write_identity,
 )
-from megatrain_cli.train.lock import RunLock
+from megatrain_cli.train.lock import LostLockError, RunLock
 from megatrain_cli.train.superseded import SUPERSEDED, cut_journal, set_aside, split_journal
 
 CONFIG_NAME = "config.yaml"
@@ -40,7 +41,7 @@ class RunFolder:
 
     Attributes:
         path: The folder, as it was given.
-        lock: Held until the folder is closed; `lock.check` belongs before each publication.
+        lock: Held until the folder is closed.
         attempt: Which start of the run this is, from 1; 0 until a reopened run goes on.
         notes: What a person should know of what lay there.
 
@@ -60,6 +61,7 @@ class RunFolder:
     notes: tuple[str, ...]
     _fs: FileSystem
     _identity: RunIdentity | None
+    _config: str | None
 
     def __init__(self, path: Path, parent: Origin | None = None) -> None:
         named_by = "train.output_dir" if parent is None else "--fork"
@@ -142,6 +144,67 @@ class RunFolder:
         set_aside(self._fs, self.path, superseded, self.attempt)
         return cut_journal(self._fs, self.metrics, step, self.attempt)
 
+    def check(self) -> None:
+        """Make sure that it is this run's; before anything is published in it.
+
+        Raises:
+            LostLockError: It is not where it was, or its lock is gone: `keep` sees to that.
+            LockedError: Another process has it.
+        """
+        self.lock.check()
+
+    def keep(self) -> str:
+        """As `check`, and take it anew where that is in doubt; before each save.
+
+        The state in memory is worth more than what a person does to a folder meanwhile. One that
+        was moved is followed, with all that is in it; one that was removed is made again.
+
+        Returns:
+            What had happened, to be told; empty if nothing had.
+
+        Raises:
+            LockedError: Another process, or another run, has it.
+            StorageError: The disk refused.
+        """
+        try:
+            self.lock.check()
+        except LostLockError as lost:
+            return self._take_again(lost)
+        return ""
+
+    def _take_again(self, lost: LostLockError) -> str:
+        old, now = self.path, self.lock.find_folder()
+        if now is not None and now != old:
+            self.path = now
+            self.lock.follow(now)
+            if (now / self.lock.name).exists():
+                self.lock.check()
+                return f"{old} was moved to {now}; the run goes on there"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock.close()  # it may hold the folder of checkpoints, which the new one locks too
+            self.lock = RunLock(self.path / self.lock.name)
+        except OSError as error:
+            raise StorageError(f"{lost} {self.path}: {error.strerror or error}.") from error
+        except LockedError as error:
+            raise LockedError(f"{lost} {error}") from error
+        self._sign()
+        if now is not None:
+            return f"{lost} It was made again"
+        self._fill_again(lost)
+        return f"{lost} It was made again, without what was saved before"
+
+    def _fill_again(self, lost: LostLockError) -> None:
+        """Write down whose the folder is, unless another run is there, which ends this one."""
+        assert self._identity is not None
+        found = read_identity(self.path)
+        if found is None and not has_saved(self.path, self._fs):
+            write_identity(self._fs, self.path, self._identity)
+        elif found is None or found.run_id != self.run_id:
+            raise LockedError(f"{lost} Another run is there by now. Nothing was written.")
+        if self._config is not None:
+            self.write_config(self._config)
+
     @property
     def run_id(self) -> str:
         """The run's identity, which its checkpoints carry."""
@@ -159,6 +222,7 @@ class RunFolder:
         Raises:
             StorageError: The disk refused it.
         """
+        self._config = text
         replace_file(self._fs, self.path / CONFIG_NAME, text.encode())
 
     @property
@@ -190,6 +254,7 @@ class RunFolder:
         self.path = path
         self.attempt = 0
         self.notes = ()
+        self._config = None
         self._fs = FileSystem()
         self.lock = RunLock(path / "run.lock")
 

@@ -3,7 +3,8 @@
 The kernel's lock (`flock`) decides, and it ends with the process that holds it, however that ends:
 so a lock file that a dead process left behind is no lock, and neither clocks nor process ids, which
 are reused, are asked. What the file says is for people, and for one question: whether the file is
-still the one that was locked.
+still the one that was locked. The folder is held by a descriptor too: so it is found again under
+another name.
 """
 
 import fcntl
@@ -18,6 +19,10 @@ from megatrain_cli.errors import LockedError, StorageError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOST = "Nothing was written. End the other process, or this one, and resume."
+
+
+class LostLockError(LockedError):
+    """The folder has another name or is gone, or the lock's file is; nobody is known to have it."""
 
 
 class RunLock:
@@ -47,6 +52,12 @@ class RunLock:
             self._file.close()
             raise StorageError(f"{path} cannot be locked: {error.strerror or error}.") from error
         self._checkpoints = self._lock_checkpoints()
+        self._folder: int | None = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return self._path.name
 
     def sign(self) -> None:
         """Write down who holds it.
@@ -74,20 +85,48 @@ class RunLock:
         A person may have removed the file, or the folder, and begun another run in its place.
 
         Raises:
-            LockedError: It is not.
+            LostLockError: It is not where it was, or the lock's file is not in it.
+            LockedError: Another process has it.
         """
+        if not self._is_at(self._path.parent):
+            raise LostLockError(f"{self._path.parent} was moved or removed while the run went on.")
         owner = _read(self._path)
         if owner is None:
-            raise LockedError(f"{self._path} is gone: this run's lock was removed. {_LOST}")
+            raise LostLockError(f"{self._path} is gone: this run's lock was removed.")
         if owner.get("nonce") != self._nonce:
             raise LockedError(f"{self._path.parent} was taken by {_name(owner)}. {_LOST}")
+
+    def find_folder(self) -> Path | None:
+        """Where the folder is by now; None if it was removed, or has no name that leads to it."""
+        if self._is_at(self._path.parent):
+            return self._path.parent
+        try:
+            now = Path(f"/proc/self/fd/{self._folder}").readlink()
+        except OSError:  # a system without it
+            return None
+        return now if self._is_at(now) else None
+
+    def follow(self, folder: Path) -> None:
+        """From now on the folder is known by this name."""
+        self._path = folder / self._path.name
 
     def close(self) -> None:
         """Let go of it; a second call does nothing."""
         if self._checkpoints is not None:
             os.close(self._checkpoints)
             self._checkpoints = None
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
         self._file.close()
+
+    def _is_at(self, folder: Path) -> bool:
+        if self._folder is None:
+            return False
+        try:
+            return os.path.samestat(folder.stat(), os.fstat(self._folder))
+        except OSError:
+            return False
 
     def _lock_checkpoints(self) -> int | None:
         """Lock the folder of checkpoints too, where it is there: another run's may be a link to it.

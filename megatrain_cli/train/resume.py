@@ -263,6 +263,11 @@ def finished_text(manifest: Manifest, config: ResumedConfig) -> str | None:
     ended = manifest.finished and not config.extended if total is None else manifest.step >= total
     if not ended:
         return None
+    if any(change.key == "train.max_steps" for change in config.changes):  # it had more to do
+        return (
+            f"at step {manifest.step} already, and no more was asked for (`train.max_steps: "
+            f"{total}`), so nothing was done. Ask for more, or leave that out to go on"
+        )
     return f"finished at step {manifest.step}; `--steps M` goes on to step M"
 
 

@@ -8,7 +8,7 @@ from megatrain_cli.checkpoint.facts import Pending
 from megatrain_cli.checkpoint.fsio import FileSystem
 from megatrain_cli.checkpoint.keep import which_to_prune
 from megatrain_cli.checkpoint.names import CHECKPOINTS
-from megatrain_cli.checkpoint.remove import remove_checkpoint
+from megatrain_cli.checkpoint.remove import remove_checkpoint, remove_leftovers
 from megatrain_cli.checkpoint.resolve import candidates
 from megatrain_cli.checkpoint.save import Retention, Saver, SaveReport, Snapshot
 from megatrain_cli.checkpoint.write import FileWriter
@@ -19,6 +19,7 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import Engine, update_order
 from megatrain_cli.train.facts import LOSSES_KEPT, RunFacts
 from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.lock import LostLockError
 from megatrain_cli.train.preparation import Prepared
 from megatrain_cli.train.step import StepUpdate
 from megatrain_cli.units import show_bytes
@@ -36,12 +37,13 @@ class Saving:
         facts: Of the attempt.
         aux: Files that go into each checkpoint.
         config: `checkpoint` of the run.
-        folder: Whose lock is checked before a save begins.
+        folder: Of the run; kept before each save, wherever it was moved.
         console: Hears of each checkpoint.
         parent: Id of the newest checkpoint that the state descends from.
         saved_step: Its step; None where there is none.
         has_pending: It was made in the middle of that step's update, which has been finished since:
             a whole one is to follow.
+        keep_journal: Makes sure that the journal is where the folder is.
         is_left: Whether the run has left an update undone, which a save may wait for in vain.
         losses: Of the last steps.
         last_seconds: How long the last save took; None before the first.
@@ -56,6 +58,7 @@ class Saving:
     parent: str | None = None
     saved_step: int | None = None
     has_pending: bool = False
+    keep_journal: Callable[[], None] = lambda: None
     is_left: Callable[[], bool] = lambda: False
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
     last_seconds: float | None = None
@@ -112,10 +115,15 @@ class Saving:
             self.saver.abandon()  # it may wait for an update that will never come
         self._merged &= not self.saver.in_flight  # no step is left to tell how long it takes
         self._hear(self.saver.wait)
-        if self.saved_step == step and not self.has_pending:
+        self._keep_folder()
+        there = FileSystem().exists(self.folder.checkpoint(step))  # a person may have removed it
+        if self.saved_step == step and not self.has_pending and there:
             return False
         self._begin(step, left)
         try:
+            reports = self.saver.wait()
+        except LostLockError:
+            self._begin(step, left)
             reports = self.saver.wait()
         except DiskFullError:
             if self.config.on_disk_full != "prune" or not self._prune():
@@ -142,7 +150,7 @@ class Saving:
         return self.last_seconds > seconds
 
     def _begin(self, step: int, left: StepUpdate | None = None) -> None:
-        self.folder.lock.check()
+        self._keep_folder()
         pending = None
         if left is not None:
             pending = Pending(
@@ -153,11 +161,23 @@ class Saving:
         facts = self.facts.at(step, losses=tuple(self.losses), parent=self.parent, pending=pending)
         self.saver.begin(Snapshot(facts, self.aux))
         self._wanted = False
+        self.keep_journal()  # behind: if it is refused the state is saved all the same
+
+    def _keep_folder(self) -> None:
+        """Find the folder again where a person moved or removed it."""
+        said = self.folder.keep()
+        if not said:
+            return
+        self.console.note(said)
+        self.saver.move(self.folder.path, self.folder.checkpoints)
+        remove_leftovers(FileSystem(), self.folder.checkpoints)  # of a save that it broke
 
     def _hear(self, listen: Callable[[], list[SaveReport]]) -> None:
         """Note what was saved; do what the config says where a save failed."""
         try:
             reports = listen()
+        except LostLockError:  # in the middle of a save; `_keep_folder` says what happened
+            self._wanted = True
         except DiskFullError as error:
             if self.config.on_disk_full == "stop":
                 raise
@@ -222,5 +242,5 @@ def make_saver(
         paranoid=checkpoint.paranoid,
         retention=Retention(folder.path, checkpoint.keep_last, checkpoint.keep_every_steps),
         atomic_rename=made.storage.atomic_rename,
-        before_publish=folder.lock.check,
+        check_place=folder.check,
     )

@@ -1,8 +1,9 @@
 """Signals: finish the step, save, leave; or save and go on. The second one ends at once.
 
-SIGINT, SIGTERM and SIGHUP ask for the end, SIGUSR1 for a checkpoint. SIGHUP that was ignored when
-the run began, as under `nohup`, stays so. SIGUSR1 that came before, while it was blocked
-(`settle_signals`), is noted at once; one that comes behind the run harms it no more.
+SIGINT, SIGTERM and SIGHUP ask for the end, SIGUSR1 for a checkpoint; SIGQUIT ends at once and saves
+nothing. SIGHUP and SIGQUIT that were ignored when the run began, as under `nohup`, stay so. SIGUSR1
+that came before, while it was blocked (`settle_signals`), is noted at once; one that comes behind
+the run harms it no more. How the run ends is known by then: a signal only hastens that.
 
 At once is where the signal is heeded. A KeyboardInterrupt would be raised wherever the main thread
 is by then: it is lost in a destructor or a callback, and where it is not, unwinding waits for the
@@ -21,9 +22,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from megatrain_cli.signals import SignalThread, leave_now
+from megatrain_cli.errors import MegatrainError
+from megatrain_cli.signals import SignalThread, decide_end, leave_end_open, leave_now
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_UNLESS_IGNORED = (signal.SIGHUP, signal.SIGQUIT)
 _ONE_REQUEST_SECONDS = 1.0
 
 
@@ -47,9 +50,8 @@ class StopRequest:
         self._interrupted = False
         self._save_wanted = False
         self._held: set[int] = set()
-        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        ending = [number for number in _ENDING if number != signal.SIGHUP or not ignored]
-        self._signals = SignalThread([*ending, signal.SIGUSR1], self._note)
+        heard = [one for one in _UNLESS_IGNORED if signal.getsignal(one) is not signal.SIG_IGN]
+        self._signals = SignalThread([*_ENDING, *heard, signal.SIGUSR1], self._note)
 
     @property
     def number(self) -> int | None:
@@ -76,6 +78,7 @@ class StopRequest:
         return wanted
 
     def __enter__(self) -> Self:
+        leave_end_open()
         self._signals.start()
         blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         self._held = blocked & {signal.SIGUSR1}
@@ -88,6 +91,10 @@ class StopRequest:
         trace: TracebackType | None,
     ) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, self._held)
+        if error is None:
+            decide_end(0, "")
+        elif isinstance(error, MegatrainError):
+            decide_end(error.exit_code, str(error))
         self._signals.stop()
 
     def _note(self, number: int) -> None:
@@ -97,6 +104,10 @@ class StopRequest:
         name = signal.Signals(number).name
         if self._nothing_to_save():
             leave_now(number, f"Stopped by {name} before anything had changed.")
+        if number == signal.SIGQUIT:
+            leave_now(
+                number, "Ended by SIGQUIT, nothing was saved for it: the last checkpoint stays."
+            )
         if self._first is None:
             self._noted_at, self._first = self._clock(), number
         elif self.seconds > _ONE_REQUEST_SECONDS or (self._interrupted and number == signal.SIGINT):

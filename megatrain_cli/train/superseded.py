@@ -36,12 +36,26 @@ def cut_journal(fs: FileSystem, journal: Path, step: int, attempt: int) -> int:
     if moved:
         folder = journal.parent / SUPERSEDED
         _make_folder(fs, folder)
-        aside = folder / f"metrics-{attempt}.jsonl"
-        while fs.exists(aside):  # of another run that was begun in this folder
-            aside = aside.with_stem(f"{aside.stem}-more")
-        replace_file(fs, aside, b"".join(moved))
+        replace_file(fs, _free_name(fs, folder, attempt), b"".join(moved))
         replace_file(fs, journal, b"".join(kept))
     return len(moved)
+
+
+def set_journal_aside(fs: FileSystem, journal: Path, attempt: int) -> bool:
+    """Move what has the name of the journal, of whatever kind; False if there is nothing.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    if not fs.exists(journal):
+        return False
+    folder = journal.parent / SUPERSEDED
+    _make_folder(fs, folder)
+    try:
+        fs.rename_new(journal, _free_name(fs, folder, attempt))
+    except OSError as error:
+        raise storage_error(fs, journal, error) from error
+    return True
 
 
 def split_journal(fs: FileSystem, journal: Path, step: int) -> tuple[list[bytes], list[bytes]]:
@@ -134,6 +148,13 @@ def _moved(fs: FileSystem, folder: Path, target: Path) -> Path:
     fs.sync_folder(target.parent)
     fs.sync_folder(folder.parent)
     return target
+
+
+def _free_name(fs: FileSystem, folder: Path, attempt: int) -> Path:
+    aside = folder / f"metrics-{attempt}.jsonl"
+    while fs.exists(aside):  # of another run that was begun in this folder
+        aside = aside.with_stem(f"{aside.stem}-more")
+    return aside
 
 
 def _make_folder(fs: FileSystem, path: Path) -> None:

@@ -22,7 +22,10 @@ train: {output_dir: run, max_steps: 4}
 
 
 # A shell that runs the tests in the background has them ignore interrupts, and children too.
-HEARS = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+HEARS = (
+    "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL)\nsignal.signal(signal.SIGQUIT, signal.SIG_DFL)\n"
+)
 
 Leaves = Callable[..., tuple[int, str, str]]
 
@@ -234,6 +237,9 @@ def test_an_interrupt_ends_an_import_that_would_swallow_it(project: Path) -> Non
     ("number", "end"),
     [
         (signal.SIGINT, (130, "", "Interrupted.\n")),
+        (signal.SIGTERM, (143, "", "Stopped by SIGTERM.\n")),
+        (signal.SIGHUP, (129, "", "Stopped by SIGHUP.\n")),
+        (signal.SIGQUIT, (131, "", "Stopped by SIGQUIT.\n")),
         (signal.SIGUSR1, (0, f"megatrain {__version__}\n", "")),  # waits for a run to save
     ],
 )
@@ -255,6 +261,71 @@ def test_a_signal_is_seen_to_before_anything_slow_is_imported(
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == end
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_that_was_ignored_as_it_started_stays_so(number: signal.Signals) -> None:
+    code = (
+        "import os, signal\nfrom megatrain_cli.cli.interrupt import settle_signals\n"
+        f"signal.signal({number.value}, signal.SIG_IGN)\nsettle_signals()\n"
+        f"os.kill(os.getpid(), {number.value})\nprint('goes on')\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "goes on\n")
+
+
+def test_a_signal_behind_the_last_line_changes_no_exit_code(project: Path) -> None:
+    """It comes while the interpreter is taken down, which a large one takes seconds for."""
+    code = (
+        f"import atexit, os, sys, time\n{HEARS}from megatrain_cli.__main__ import main\n"
+        "@atexit.register\n"
+        "def late():\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)\n"
+        "sys.argv = ['megatrain', 'plan', 'none.yaml']\nmain()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_a_signal_while_the_interpreter_is_taken_down_changes_no_exit_code() -> None:
+    """Python has given signals their defaults back by then."""
+    code = (
+        f"import os, sys\n{HEARS}from megatrain_cli.__main__ import main\n"
+        "class Late:\n"
+        "    def __init__(self):\n"
+        "        self.kill, self.pid, self.numbers = os.kill, os.getpid(), (1, 2, 3, 15)\n"
+        "    def __del__(self):\n"
+        "        for number in self.numbers:\n            self.kill(self.pid, number)\n"
+        "os.late = Late()\n"
+        "sys.argv = ['megatrain', '--version']\nmain()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, f"megatrain {__version__}\n", "")
+
+
+@pytest.mark.parametrize("closed", [{0}, {1, 2}, {0, 1, 2}])
+def test_no_file_gets_the_number_of_a_stream_that_was_closed(
+    closed: set[int], tmp_path: Path
+) -> None:
+    """A line to stderr would be written into it, were it a checkpoint's."""
+    told = tmp_path / "told"
+    code = (
+        "import os\nfrom megatrain_cli.cli.interrupt import fill_standard_numbers\n"
+        "fill_standard_numbers()\n"
+        f"file = open({str(told)!r}, 'w')\n"
+        "file.write(f'{file.fileno() > 2} {[os.get_inheritable(n) for n in range(3)]}')\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    close = " ".join(f"{number}>&-" for number in sorted(closed))
+    command = ["sh", "-c", f'exec "$0" "$@" {close}', sys.executable, "-c", code]
+    subprocess.run(command, env=env, check=True)
+    assert told.read_text() == "True [True, True, True]"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")

@@ -4,8 +4,11 @@ import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +127,40 @@ def test_a_process_that_is_killed_is_one_clear_line(
     monkeypatch.setattr(workers_module, "_encode", die)
     with pytest.raises(DataError, match=r"was killed.*`data\.workers: 1`"):
         prepare_here(source, tokenizer=chatml, workers=1 + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(130)"])
+def test_processes_end_without_a_word_with_the_one_that_began_them(
+    end: str, tmp_path: Path
+) -> None:
+    """As by a second Ctrl-C, which tells no pool. They would wait for rows for ever."""
+    write_rows(tmp_path / "rows", 900)
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from megatrain_cli.data.chunks import read_chunks\n"
+        "from megatrain_cli.data.source import SourceFile\n"
+        "from megatrain_cli.data.workers import encode_chunks\n"
+        "from tests.data.preparing import ENCODING\n"
+        "from tests.data.templates import make_tokenizer\n"
+        "chunks = read_chunks([SourceFile(Path(sys.argv[1]))], 10)\n"
+        "done = encode_chunks(chunks, make_tokenizer(), ENCODING, 2)\n"
+        f"next(done), next(done)\n{end}\n"
+    )
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "rows")],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        said = process.communicate(timeout=60)[1]  # the last of them closes it
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode in (-signal.SIGKILL, 130)
+    assert said == b""
 
 
 def test_what_reading_raises_comes_behind_all_that_was_read(tmp_path: Path, chatml: Any) -> None:

@@ -52,6 +52,22 @@ def record(step: int) -> StepRecord:
     return StepRecord(step, 2.34567, 2e-5, 0.51234, 100, 123456.7, 0.25)
 
 
+def test_no_bar_hides_the_cursor_which_a_killed_process_could_not_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, to rich
+    with RunConsole() as run:
+        run.preparing(5, 0.5)
+        run.preparing(10, 1)
+        run.step(record(1), 10)
+    assert "step 1/10" in out.getvalue()
+    assert "\x1b[" in out.getvalue()
+    assert "\x1b[?25l" not in out.getvalue()
+
+
 def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,9 +1,14 @@
 """The first signal asks, the second ends at once, and nothing of it outlives the run."""
 
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
+from megatrain_cli import signals
+from megatrain_cli.errors import NumericsError, Stopped
 from megatrain_cli.train import stop as stop_module
 from megatrain_cli.train.stop import StopRequest
 
@@ -60,6 +65,69 @@ def test_what_follows_in_the_same_second_is_the_same_request_and_later_ends_at_o
         now = 101.1
         signal.raise_signal(second)
         assert ended == [second]
+
+
+def test_a_quit_ends_at_once(ended: list[int]) -> None:
+    before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGQUIT)
+        assert ended[0] == signal.SIGQUIT
+        assert stop.seconds >= 0
+    assert signal.signal(signal.SIGQUIT, before) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_that_was_ignored_stays_so(number: signal.Signals, ended: list[int]) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    with StopRequest() as stop:
+        signal.raise_signal(number)
+        assert stop.signal_name is None
+    assert not ended
+    assert signal.signal(number, before) == signal.SIG_IGN
+
+
+def leave(line: str) -> None:
+    """`leave_now`, where a test has it return."""
+    signals.leave_now(signal.SIGTERM, line)
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str]]]:
+    """Exit code and line of each end of the process that was no end."""
+    ends: list[tuple[int, str]] = []
+    lines: list[str] = []
+    monkeypatch.setattr(os, "write", lambda fd, line: lines.append(line.decode()))
+    monkeypatch.setattr(os, "_exit", lambda code: ends.append((code, "".join(lines))))
+    yield ends
+    signals.leave_end_open()
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (Stopped("Stopped by SIGTERM; all is saved."), (75, "Stopped by SIGTERM; all is saved.\n")),
+        (NumericsError("It is not finite."), (8, "It is not finite.\n")),
+        (None, (0, "")),
+        (ValueError("a bug"), (143, "Terminated.\n")),
+    ],
+)
+def test_once_it_is_known_how_a_run_ends_a_signal_only_hastens_that(
+    error: Exception | None, end: tuple[int, str], left: list[tuple[int, str]]
+) -> None:
+    """As page-locked memory is given back, for seconds: what is saved must not be called lost."""
+    with suppress(Exception), StopRequest():
+        if error is not None:
+            raise error
+    leave("Terminated.")
+    assert left == [end]
+
+
+def test_the_next_run_of_a_process_is_open_again(left: list[tuple[int, str]]) -> None:
+    with StopRequest():
+        pass
+    with StopRequest():
+        leave("Terminated.")
+    assert left == [(143, "Terminated.\n")]
 
 
 @SIGNALS
