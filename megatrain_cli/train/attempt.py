@@ -193,6 +193,7 @@ class Attempt:
         if self._resumption is not None and not self._resumption.is_fork:
             # With an update to finish too: the checkpoint has all that is needed for it.
             saving.saved_step = made.rows.start.step
+            saving.saved_as = self._resumption.checkpoint.folder.name
         self._rescue = rescue = Rescue(self._engine.store.clock, saving, lambda: run.landed)
         if self._has_update_left:
             self._finish_update(run)

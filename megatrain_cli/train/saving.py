@@ -41,6 +41,7 @@ class Saving:
         console: Hears of each checkpoint.
         parent: Id of the newest checkpoint that the state descends from.
         saved_step: Its step; None where there is none.
+        saved_as: Its folder's name, that of the step before if it was made within an update.
         has_pending: It was made in the middle of that step's update, which has been finished since:
             a whole one is to follow.
         keep_journal: Makes sure that the journal is where the folder is.
@@ -57,6 +58,7 @@ class Saving:
     console: RunConsole
     parent: str | None = None
     saved_step: int | None = None
+    saved_as: str = ""
     has_pending: bool = False
     keep_journal: Callable[[], None] = lambda: None
     is_left: Callable[[], bool] = lambda: False
@@ -116,7 +118,7 @@ class Saving:
         self._merged &= not self.saver.in_flight  # no step is left to tell how long it takes
         self._hear(self.saver.wait)
         self._keep_folder()
-        there = FileSystem().exists(self.folder.checkpoint(step))  # a person may have removed it
+        there = FileSystem().exists(self.folder.checkpoints / self.saved_as)  # or was it removed?
         if self.saved_step == step and not self.has_pending and there:
             return False
         self._begin(step, left)
@@ -197,7 +199,7 @@ class Saving:
 
     def _note(self, report: SaveReport) -> None:
         self._failed_in_a_row, self.has_pending = 0, False
-        self.parent, self.saved_step = report.id, report.step
+        self.parent, self.saved_step, self.saved_as = report.id, report.step, report.folder.name
         self.last_seconds = report.seconds
         self.console.saved(report.folder, report.num_bytes, report.seconds, report.stall_seconds)
         for note in report.notes:
