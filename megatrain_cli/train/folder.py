@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from megatrain_cli.checkpoint.fsio import FileSystem
-from megatrain_cli.checkpoint.names import CHECKPOINTS, folder_name, step_of
+from megatrain_cli.checkpoint.names import CHECKPOINTS, step_of
 from megatrain_cli.checkpoint.resolve import is_checkpoint
 from megatrain_cli.errors import (
     ConfigError,
@@ -234,10 +234,6 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Where checkpoints go."""
         return self.path / CHECKPOINTS
-
-    def checkpoint(self, step: int) -> Path:
-        """Where the checkpoint after `step` optimizer steps goes."""
-        return self.checkpoints / folder_name(step)
 
     def __enter__(self) -> Self:
         return self

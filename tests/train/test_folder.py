@@ -26,7 +26,7 @@ def test_a_folder_is_made_with_its_parents_and_names_its_parts(tmp_path: Path) -
         folder.write_config("x: 1\n")
         assert (tmp_path / "a" / "b" / "config.yaml").read_text() == "x: 1\n"
         assert folder.metrics == tmp_path / "a" / "b" / "metrics.jsonl"
-        assert folder.checkpoint(7) == tmp_path / "a" / "b" / "checkpoints" / "step-00000007"
+        assert folder.checkpoints == tmp_path / "a" / "b" / "checkpoints"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from megatrain_cli.checkpoint.names import folder_name
 from megatrain_cli.errors import (
     ConfigError,
     CorruptError,
@@ -30,7 +31,7 @@ def begin(path: Path, steps: int = 4) -> str:
     with RunFolder(path) as folder:
         lines = (json.dumps({"step": step}) + "\n" for step in range(1, steps + 1))
         folder.metrics.write_text("".join(lines))
-        folder.checkpoint(steps).mkdir(parents=True)
+        (folder.checkpoints / folder_name(steps)).mkdir(parents=True)
         return folder.run_id
 
 
@@ -62,7 +63,7 @@ def test_a_run_keeps_its_identity_and_counts_on_and_its_journal_has_each_step_on
 def test_checkpoints_of_later_steps_are_set_aside(tmp_path: Path) -> None:
     run_id = begin(tmp_path)
     with RunFolder.reopen(tmp_path) as folder:
-        go_on(folder, run_id, 2, folder.checkpoint(4))
+        go_on(folder, run_id, 2, folder.checkpoints / folder_name(4))
     assert (tmp_path / "superseded" / "step-00000004-2").is_dir()
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
@@ -75,7 +76,7 @@ def test_a_journal_that_cannot_be_read_is_refused_before_anything_has_changed(
         folder.metrics.write_bytes(b"\0" * 100 + b"\n")  # as after a power loss
         before = snapshot(tmp_path)
         with pytest.raises(CorruptError, match="Move the file away to go on"):
-            go_on(folder, run_id, 2, folder.checkpoint(4))
+            go_on(folder, run_id, 2, folder.checkpoints / folder_name(4))
         assert snapshot(tmp_path) == before
 
 
