@@ -232,25 +232,21 @@ def resumed_config(
     places = {"model.path": checkpoint.folder.absolute(), "train.output_dir": output_dir}
     if template.path is not None:
         places["data.template"] = template.path
-    edited, step = tuple[str, ...](), position_of(manifest).step
+    edited: tuple[str, ...] = ()
     if request.fork is None:
         edited = notes_on_edited(
             output_dir / CONFIG_NAME, saved, frozenset(map(_key_of, overrides))
         )
     own = tuple(note for note in wanted.notes if note.partition(":")[0] in overridden)
     in_force = replace(_with_paths(wanted, places), notes=own)
+    step = position_of(manifest).step
+    idle = idle_on_resume(changes, wanted.config, request.allow_change, step)
     return ResumedConfig(
         loaded=in_force,
         recorded=_set(wanted.config, {"train.output_dir": output_dir}),
         allowed=allowed,
         changes=recorded,
-        notes=(
-            *edited,
-            *own,
-            *idle_on_resume(changes, wanted.config, request.allow_change, step),
-            *_about(changes, wanted.config),
-            *template.notes,
-        ),
+        notes=(*edited, *own, *idle, *_about(changes, wanted.config), *template.notes),
         extended=is_extended(changes),
     )
 

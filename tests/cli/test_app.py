@@ -1,7 +1,6 @@
 """The command: exit codes, what goes to stdout and stderr, and how fast it answers."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,12 +19,6 @@ data: {train: train.jsonl}
 train: {output_dir: run, max_steps: 4}
 """
 
-
-# A shell that runs the tests in the background has them ignore interrupts, and children too.
-HEARS = (
-    "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "signal.signal(signal.SIGHUP, signal.SIG_DFL)\nsignal.signal(signal.SIGQUIT, signal.SIG_DFL)\n"
-)
 
 Leaves = Callable[..., tuple[int, str, str]]
 
@@ -190,142 +183,6 @@ def test_an_error_that_is_none_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyP
     raising(ZeroDivisionError("ours to fix"), monkeypatch)
     with pytest.raises(ZeroDivisionError):
         app_module.main()
-
-
-def test_an_interrupt_leaves_with_130_and_no_traceback(project: Path) -> None:
-    """It comes while the config is read."""
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    code = (
-        f"import os, sys\n{HEARS}from megatrain_cli.__main__ import main\n"
-        "def interrupt(event, args):\n"
-        "    if event == 'open' and str(args[0]).endswith('config.yaml'):\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.addaudithook(interrupt)\n"
-        "sys.argv = ['megatrain', 'plan', 'config.yaml']\nmain()\n"
-    )
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr) == (130, "Interrupted.\n")
-
-
-def test_an_interrupt_ends_an_import_that_would_swallow_it(project: Path) -> None:
-    """As transformers' lazy modules do: they take any exception for a missing package."""
-    code = (
-        f"import os, signal, sys\n{HEARS}"
-        "from megatrain_cli.__main__ import main\n"
-        "class Swallows:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        try:\n            os.kill(os.getpid(), signal.SIGINT)\n"
-        "        except BaseException:\n            pass\n"
-        "sys.meta_path.insert(0, Swallows())\n"
-        "sys.argv = ['megatrain', 'plan', 'config.yaml']\n"
-        "main()\n"
-    )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=project,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (result.returncode, result.stderr) == (130, "Interrupted.\n")
-
-
-@pytest.mark.parametrize(
-    ("number", "end"),
-    [
-        (signal.SIGINT, (130, "", "Interrupted.\n")),
-        (signal.SIGTERM, (143, "", "Stopped by SIGTERM.\n")),
-        (signal.SIGHUP, (129, "", "Stopped by SIGHUP.\n")),
-        (signal.SIGQUIT, (131, "", "Stopped by SIGQUIT.\n")),
-        (signal.SIGUSR1, (0, f"megatrain {__version__}\n", "")),  # waits for a run to save
-    ],
-)
-def test_a_signal_is_seen_to_before_anything_slow_is_imported(
-    number: signal.Signals, end: tuple[int, str, str]
-) -> None:
-    code = (
-        f"import os, sys\n{HEARS}"
-        "class Sends:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.startswith(('typer', 'megatrain_cli.cli.app')):\n"
-        f"            os.kill(os.getpid(), {number.value})\n"
-        "sys.meta_path.insert(0, Sends())\n"
-        "sys.argv = ['megatrain', '--version']\n"
-        "import runpy\n"
-        "runpy.run_module('megatrain_cli', run_name='__main__')\n"
-    )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout, result.stderr) == end
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-def test_a_signal_that_was_ignored_as_it_started_stays_so(number: signal.Signals) -> None:
-    code = (
-        "import os, signal\nfrom megatrain_cli.cli.interrupt import settle_signals\n"
-        f"signal.signal({number.value}, signal.SIG_IGN)\nsettle_signals()\n"
-        f"os.kill(os.getpid(), {number.value})\nprint('goes on')\n"
-    )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout) == (0, "goes on\n")
-
-
-def test_a_signal_behind_the_last_line_changes_no_exit_code(project: Path) -> None:
-    """It comes while the interpreter is taken down, which a large one takes seconds for."""
-    code = (
-        f"import atexit, os, sys, time\n{HEARS}from megatrain_cli.__main__ import main\n"
-        "@atexit.register\n"
-        "def late():\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)\n"
-        "sys.argv = ['megatrain', 'plan', 'none.yaml']\nmain()\n"
-    )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
-    assert run.returncode == 1
-    assert len(run.stderr.splitlines()) == 1
-
-
-def test_a_signal_while_the_interpreter_is_taken_down_changes_no_exit_code() -> None:
-    """Python has given signals their defaults back by then."""
-    code = (
-        f"import os, sys\n{HEARS}from megatrain_cli.__main__ import main\n"
-        "class Late:\n"
-        "    def __init__(self):\n"
-        "        self.kill, self.pid, self.numbers = os.kill, os.getpid(), (1, 2, 3, 15)\n"
-        "    def __del__(self):\n"
-        "        for number in self.numbers:\n            self.kill(self.pid, number)\n"
-        "os.late = Late()\n"
-        "sys.argv = ['megatrain', '--version']\nmain()\n"
-    )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stdout, run.stderr) == (0, f"megatrain {__version__}\n", "")
-
-
-@pytest.mark.parametrize("closed", [{0}, {1, 2}, {0, 1, 2}])
-def test_no_file_gets_the_number_of_a_stream_that_was_closed(
-    closed: set[int], tmp_path: Path
-) -> None:
-    """A line to stderr would be written into it, were it a checkpoint's."""
-    told = tmp_path / "told"
-    code = (
-        "import os\nfrom megatrain_cli.cli.interrupt import fill_standard_numbers\n"
-        "fill_standard_numbers()\n"
-        f"file = open({str(told)!r}, 'w')\n"
-        "file.write(f'{file.fileno() > 2} {[os.get_inheritable(n) for n in range(3)]}')\n"
-    )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    close = " ".join(f"{number}>&-" for number in sorted(closed))
-    command = ["sh", "-c", f'exec "$0" "$@" {close}', sys.executable, "-c", code]
-    subprocess.run(command, env=env, check=True)
-    assert told.read_text() == "True [True, True, True]"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")

@@ -181,3 +181,8 @@ sections = st.builds(
     st.sampled_from(["auto", "pageable"]),
     st.tuples(st.integers(1, 4), st.integers(1, 13)),
 )
+
+
+def bytes_of(plan: RunPlan, *owners: str) -> int:
+    """What some owners have on the bill."""
+    return sum(line.num_bytes for line in plan.lines if line.owner in owners)
