@@ -28,7 +28,7 @@ from megatrain_cli.measure.filled import filled_store
 from megatrain_cli.measure.gradients import measure_fresh, measure_logits, measure_sums
 from megatrain_cli.measure.link import measure_link
 from megatrain_cli.measure.lockable import SHARE_OF_HOST, Lockable, Locker, find_lockable
-from megatrain_cli.measure.memory import measure_copy, measure_read
+from megatrain_cli.measure.memory import busy_copies, measure_copy, measure_read
 from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.model.backward import wake_backward
 from megatrain_cli.optim.crew import cores_beside_gpu
@@ -40,11 +40,12 @@ from megatrain_cli.plan.rates import (
     NARROW_WIDTH,
     SHORT_ROW,
     WIDE_WIDTH,
-    BesideOptimizer,
+    Beside,
     ComputeRates,
     CpuLayer,
     CpuRates,
     IssueCost,
+    IssueTimes,
     MachineRates,
     ThreadRate,
 )
@@ -152,7 +153,7 @@ class _Work:
             gpu = self._try("the GPU", lambda: self._compute(device))
             if gpu is not None:
                 compute, issue = gpu
-                beside = self._try("what runs beside the optimizer", lambda: self._beside(issue))
+                beside = self._try("issuing beside other threads", lambda: self._beside(issue))
         return MachineRates(
             link=link,
             copy=copy,
@@ -238,23 +239,20 @@ class _Work:
         issue = partial(measure_issue, device, layer, call, watch)
         return replace(rates, compiled_layer=compiled, compiled_issue=issue(_ISSUE)), issue
 
-    def _beside(self, issue: Callable[[float], IssueCost]) -> BesideOptimizer:
-        """Beside an optimizer on as many threads as `auto` gives it beside a GPU."""
-        machine, packers = self.machine, (copy_threads(self.machine),)
+    def _beside(self, issue: Callable[[float], IssueCost]) -> Beside:
+        machine, packers = self.machine, copy_threads(self.machine)
+        num_bytes, watch = self.amounts.copy_bytes, self.stopwatch
         alone = issue(_ISSUE)
         with filled_store(self.amounts.adam_numel) as store:
             threads = optimizer_threads(machine, copies=False)
             with busy_optimizer(store, threads, cores_beside_gpu(threads)):
-                beside = issue(_ISSUE_BESIDE)
+                optimizer = issue(_ISSUE_BESIDE)
             threads = optimizer_threads(machine, copies=True)
             with busy_optimizer(store, threads, cores_beside_gpu(threads)):
-                num_bytes, watch = self.amounts.copy_bytes, self.stopwatch
-                [copy] = measure_copy(num_bytes, packers, watch, _COPY_BESIDE, pin=True)
-        return BesideOptimizer(
-            copy_to_pinned=copy.rate,
-            forward=max(1.0, beside.forward / alone.forward),
-            backward=max(1.0, beside.backward / alone.backward),
-        )
+                [copy] = measure_copy(num_bytes, (packers,), watch, _COPY_BESIDE, pin=True)
+        with busy_copies(num_bytes, packers):
+            copies = issue(_ISSUE_BESIDE)
+        return Beside(copy.rate, _times(optimizer, alone), _times(copies, alone))
 
     def _try(self, what: str, measure: Callable[[], T]) -> T | None:
         """What `measure` finds; None, and a note, where this machine refuses it."""
@@ -268,3 +266,9 @@ class _Work:
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self.say(f"note: {text}")
+
+
+def _times(beside: IssueCost, alone: IssueCost) -> IssueTimes:
+    return IssueTimes(
+        max(1.0, beside.forward / alone.forward), max(1.0, beside.backward / alone.backward)
+    )

@@ -1,14 +1,18 @@
 """How fast RAM is read and copied, by threads."""
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from itertools import cycle
 
 import numpy as np
 import torch
 
 from megatrain_cli.measure.stopwatch import Stopwatch
+from megatrain_cli.pipeline.copying import CopyPool
+from megatrain_cli.pipeline.gateway import CHUNK_BYTES
 from megatrain_cli.plan.rates import ThreadRate
 from megatrain_cli.store.arena import Arena
 from megatrain_cli.units import MIB
@@ -62,6 +66,40 @@ def measure_copy(
         return _by_threads(
             lambda part: np.copyto(new[part], old[part]), num_bytes, threads, stopwatch, budget
         )
+
+
+@contextmanager
+def busy_copies(num_bytes: int, threads: int) -> Iterator[None]:
+    """Keep both pools of copying threads at work: one packs weights, one takes gradients in.
+
+    Raises:
+        DeviceError: The driver refused to page-lock.
+    """
+    enough = threading.Event()
+
+    def go_on(pool: CopyPool, source: torch.Tensor, target: torch.Tensor) -> None:
+        chunks = zip(source.split(CHUNK_BYTES), target.split(CHUNK_BYTES), strict=True)
+        for part, there in cycle(chunks):
+            if enough.is_set():
+                return
+            pool.copy(part, there)
+
+    packers, takers = CopyPool(threads), CopyPool(threads)
+    with (
+        arrays(num_bytes, pin=True) as (ordinary, locked),
+        closing(packers),
+        closing(takers),
+        ThreadPoolExecutor(2, thread_name_prefix="measure") as pool,
+    ):
+        half = num_bytes // 2
+        packing = pool.submit(go_on, packers, ordinary[:half], locked[:half])
+        taking = pool.submit(go_on, takers, locked[half:], ordinary[half:])
+        try:
+            yield
+        finally:
+            enough.set()
+        packing.result()
+        taking.result()  # raise what they failed with
 
 
 def measure_read(

@@ -13,7 +13,7 @@ from megatrain_cli.plan.rates import Count
 from megatrain_cli.regular import read_file
 
 # Of the file. One with another number is refused: what its fields mean may have changed.
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ machine), `datasheet` or `assumed`. Units: GiB; for rates 10^9 bytes or paramete
 10^12 operations a second. A link's points are [MiB of a copy, to the device, to the host, each way
 while both are in use]; other points are [threads, rate]. Issuing a layer is milliseconds [forward,
 backward]; beside the optimizer are [copies to page-locked memory, how many times as long issuing
-takes, forward and backward]. `ram_gib` names a machine for each amount of RAM that a run may take.
+takes, forward and backward], and beside copies the last two. `ram_gib` names a machine for each
+amount of RAM that a run may take.
 """
 
 from collections.abc import Sequence
@@ -20,10 +21,11 @@ from megatrain_cli.config.names import did_you_mean
 from megatrain_cli.errors import ConfigError
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.rates import (
-    BesideOptimizer,
+    Beside,
     ComputeRates,
     DiskRates,
     IssueCost,
+    IssueTimes,
     LinkRate,
     MachineRates,
     ThreadRate,
@@ -56,7 +58,8 @@ class Profile(BaseModel):
     layer: _Number
     compiled_layer: _Number
     issue: tuple[_Positive, _Positive, Kind]
-    beside: tuple[_Positive, _Positive, _Positive, Kind]
+    beside_optimizer: tuple[_Positive, _Positive, _Positive, Kind]
+    beside_copies: tuple[_Positive, _Positive, Kind]
     disk: tuple[_Positive, _Positive, Kind]
 
     def machine(self, name: str) -> MachineSpec:
@@ -83,7 +86,11 @@ class Profile(BaseModel):
                 issue,
             ),
             disk=DiskRates(self.disk[0] * 1e9, self.disk[1] * 1e9, direct=True),
-            beside=BesideOptimizer(self.beside[0] * 1e9, self.beside[1], self.beside[2]),
+            beside=Beside(
+                self.beside_optimizer[0] * 1e9,
+                IssueTimes(*self.beside_optimizer[1:3]),
+                IssueTimes(*self.beside_copies[:2]),
+            ),
         )
         return MachineSpec(
             host_bytes=round(self.ram_gib[name][0] * GIB),
@@ -110,7 +117,8 @@ class Profile(BaseModel):
             "layers": self.layer,
             "compiled layers": self.compiled_layer,
             "issuing": self.issue,
-            "beside the optimizer": self.beside,
+            "beside the optimizer": self.beside_optimizer,
+            "beside copies": self.beside_copies,
             "disk": self.disk,
         }
         parts = []

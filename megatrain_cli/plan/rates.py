@@ -212,18 +212,27 @@ class DiskRates:
 
 
 @dataclass(frozen=True)
-class BesideOptimizer:
-    """What others get done while the optimizer works, on as many threads as `auto` gives it.
+class IssueTimes:
+    """How many times as long issuing a layer takes while other threads of the host work."""
+
+    forward: Times
+    backward: Times
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is done beside other threads of the host that work, as many as `auto` makes of each.
 
     Attributes:
-        copy_to_pinned: Ordinary memory to page-locked memory by the threads that pack for the link;
-            bytes copied a second.
-        forward, backward: How many times as long issuing a layer takes.
+        copy_to_pinned: Ordinary memory to page-locked memory by the threads that pack for the link,
+            beside the optimizer; bytes copied a second.
+        optimizer: Issuing beside the optimizer.
+        copies: Issuing beside the threads that pack weights and take gradients in.
     """
 
     copy_to_pinned: Rate
-    forward: Times
-    backward: Times
+    optimizer: IssueTimes
+    copies: IssueTimes
 
 
 @dataclass(frozen=True)
@@ -253,7 +262,7 @@ class MachineRates:
     compute: ComputeRates | None
     disk: DiskRates | None
     cpu: CpuRates | None = None
-    beside: BesideOptimizer | None = None
+    beside: Beside | None = None
 
     def burst_bytes(self, target_utilization: float) -> int | None:
         """The smallest copy to the device from which on all reach this share of the link's peak.

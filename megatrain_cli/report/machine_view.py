@@ -13,6 +13,7 @@ from megatrain_cli.plan.rates import (
     SHORT_ROW,
     WIDE_WIDTH,
     ComputeRates,
+    IssueTimes,
     MachineRates,
     ThreadRate,
 )
@@ -90,10 +91,10 @@ def _rate_rows(rates: MachineRates) -> Iterator[tuple[str, str]]:
         yield "decoder layer", f"{gpu.layer / 1e12:.4g} TFLOPS, {also}"
         yield from _issue_rows(gpu)
     if rates.beside is not None:
-        beside = rates.beside
-        longer = f"{beside.forward:.2f} x as long forward, {beside.backward:.2f} x backward"
-        packed = _gb(beside.copy_to_pinned)
+        packed = _gb(rates.beside.copy_to_pinned)
+        longer = _longer(rates.beside.optimizer)
         yield "beside the optimizer", f"copies {packed}, issuing takes {longer}"
+        yield "beside copies", f"issuing takes {_longer(rates.beside.copies)}"
     if rates.cpu is not None:
         cpu = rates.cpu
         for name, layer in (("FP32", cpu.float32), ("BF16", cpu.bfloat16)):
@@ -118,6 +119,10 @@ def _issue_rows(gpu: ComputeRates) -> Iterator[tuple[str, str]]:
         if cost is not None:
             both = f"{1e3 * cost.forward:.2f} ms forward, {1e3 * cost.backward:.2f} ms backward"
             yield f"issuing a layer, {name}", both
+
+
+def _longer(times: IssueTimes) -> str:
+    return f"{times.forward:.2f} x as long forward, {times.backward:.2f} x backward"
 
 
 def _by_threads(points: Sequence[ThreadRate], unit: float, name: str) -> str:

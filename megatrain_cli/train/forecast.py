@@ -11,7 +11,14 @@ from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.plan.cost import flops_of, speed_of
 from megatrain_cli.plan.decide import copy_threads
 from megatrain_cli.plan.plan import RunPlan
-from megatrain_cli.plan.rates import IssueCost, LinkRate, MachineRates, ThreadRate, rate_at
+from megatrain_cli.plan.rates import (
+    IssueCost,
+    IssueTimes,
+    LinkRate,
+    MachineRates,
+    ThreadRate,
+    rate_at,
+)
 from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.plan.tiles import DTYPE_BYTES
 from megatrain_cli.train.assemble import evaluation_of, schedule_of
@@ -29,11 +36,6 @@ _ENGINE = 1.4
 # What packing a layer takes beside copying: its parts are handed to threads and waited for, while
 # other threads issue (layers of 30 and of 154 MB, H200).
 _PACK_SECONDS = 1e-3
-
-# Threads that pack weights and take gradients in hold up whoever issues too: by this share of what
-# the optimizer does. Backward of 0.5B took 1.5 and 1.7 times as long beside them, and eager updates
-# made it 2.0 and 2.4 times as long (two H200 machines).
-_PACKERS = 0.5
 
 # Micro-batches of a step that are played. Where it has more, those between the first and the last
 # are alike: each of the played ones then stands for several, so that a plan takes no longer.
@@ -253,19 +255,21 @@ class _Durations:
 
     def _forward(self, *, beside: bool) -> float:
         """Seconds of issuing."""
-        times = 1.0 if self._rates.beside is None else self._rates.beside.forward
-        return self._issue.forward * self._longer(times, beside=beside)
+        return self._issue.forward * self._longer(lambda times: times.forward, beside=beside)
 
     def _backward(self, *, beside: bool) -> float:
         """Seconds of issuing."""
-        times = 1.0 if self._rates.beside is None else self._rates.beside.backward
-        return self._issue.backward * self._longer(times, beside=beside)
+        return self._issue.backward * self._longer(lambda times: times.backward, beside=beside)
 
-    def _longer(self, times: float, *, beside: bool) -> float:
-        """How many times as long issuing takes, if it is so many beside the optimizer."""
-        if beside:
-            return times
-        return 1.0 if self._plan.decisions.pin_store else 1 + _PACKERS * (times - 1)
+    def _longer(self, of: Callable[[IssueTimes], float], *, beside: bool) -> float:
+        """How many times as long issuing takes beside all that works meanwhile.
+
+        Threads pack weights and take gradients in all through a step of a pageable store.
+        """
+        if self._rates.beside is None:
+            return 1.0
+        copies = 1.0 if self._plan.decisions.pin_store else of(self._rates.beside.copies)
+        return max(copies, of(self._rates.beside.optimizer)) if beside else copies
 
     def _stream_in(self, num_bytes: int, *, beside: bool) -> float:
         seconds = self._copy(num_bytes, to_host=False)

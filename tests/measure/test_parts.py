@@ -19,14 +19,16 @@ from megatrain_cli.measure.amounts import FULL, thread_counts
 from megatrain_cli.measure.compute import Layer, compile_layer, measure_issue
 from megatrain_cli.measure.filled import filled_store
 from megatrain_cli.measure.gradients import measure_fresh, measure_logits, measure_sums
-from megatrain_cli.measure.memory import cut, fill, measure_copy, measure_read
+from megatrain_cli.measure.memory import busy_copies, cut, fill, measure_copy, measure_read
 from megatrain_cli.measure.stopwatch import Stopwatch
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.optim import worker
 from megatrain_cli.optim.crew import WorkSpan
 from megatrain_cli.optim.kernels import I64
 from megatrain_cli.optim.worker import TileUpdater, chunk_table
+from megatrain_cli.pipeline.copying import CopyPool
 from megatrain_cli.pipeline.gradients import GradientCollector
+from megatrain_cli.store.arena import Arena
 from megatrain_cli.store.heap import touched_heap
 
 
@@ -125,6 +127,40 @@ def test_an_optimizer_stays_at_work_until_it_is_left_and_leaves_no_thread(
         busy_optimizer(store, 2, None),
     ):
         raise RuntimeError("as told")
+    assert threading.active_count() == before
+
+
+def test_both_pools_copy_until_told_to_stop_and_a_failure_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Arena, "register", lambda *args: None)  # as only a GPU's driver page-locks
+    copy = CopyPool.copy
+    copies: dict[CopyPool, threading.Semaphore] = {}
+    begun = threading.Semaphore(0)
+
+    def counted(self: CopyPool, source: torch.Tensor, target: torch.Tensor) -> None:
+        if self not in copies:
+            copies[self] = threading.Semaphore(0)
+            begun.release()
+        copies[self].release()
+        copy(self, source, target)
+
+    monkeypatch.setattr(CopyPool, "copy", counted)
+    before = threading.active_count()
+    with busy_copies(1 << 16, 2):
+        for _ in range(2):
+            assert begun.acquire(timeout=60)
+        for pool in list(copies.values()):
+            for _ in range(100):  # of one chunk: it comes again and again
+                assert pool.acquire(timeout=60)
+    assert threading.active_count() == before
+
+    def failing(self: CopyPool, source: torch.Tensor, target: torch.Tensor) -> None:
+        raise RuntimeError("as told")
+
+    monkeypatch.setattr(CopyPool, "copy", failing)
+    with pytest.raises(RuntimeError, match="as told"), busy_copies(1 << 16, 2):
+        pass
     assert threading.active_count() == before
 
 

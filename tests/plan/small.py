@@ -12,10 +12,11 @@ from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.machine_file import VERSION, Fingerprint, MachineFacts, MachineFile
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.plan.rates import (
-    BesideOptimizer,
+    Beside,
     ComputeRates,
     DiskRates,
     IssueCost,
+    IssueTimes,
     LinkRate,
     MachineRates,
     ThreadRate,
@@ -40,7 +41,7 @@ RATES = MachineRates(
     lockable_refused=False,
     compute=ComputeRates(700e12, 500e12, 600e12, IssueCost(1e-3, 2e-3), IssueCost(8e-4, 16e-4)),
     disk=DiskRates(2e9, 3e9, direct=True),
-    beside=BesideOptimizer(copy_to_pinned=11e9, forward=2.0, backward=2.5),
+    beside=Beside(11e9, IssueTimes(2.0, 2.5), IssueTimes(1.4, 1.6)),
 )
 
 

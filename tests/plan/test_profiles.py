@@ -32,7 +32,7 @@ def test_a_profile_is_a_machine_whose_every_number_is_marked(name: str) -> None:
     marks = there.origin.removeprefix(f"profile {name}: ").split("; ")
     kinds = dict(mark.split(": ") for mark in marks)
     assert set(kinds) <= {"measured", "datasheet", "assumed"}
-    assert sum(len(labels.split(", ")) for labels in kinds.values()) == 13
+    assert sum(len(labels.split(", ")) for labels in kinds.values()) == 14
     amount = name.rpartition("-")[2]
     if amount[-2:] in ("gb", "tb"):  # what may be taken is less than what is built in
         built_in = float(amount[:-2]) * (1000 if amount.endswith("tb") else 1)
@@ -76,7 +76,8 @@ def test_a_plan_says_which_kind_of_numbers_it_used() -> None:
     summary = dict(plan_for(make_spec(), there).summary)
     assert summary["machine"] == (
         "profile h200-128gb: measured: RAM, GPU memory, cores, link, copies in RAM, reads of RAM, "
-        "Adam, products, compiled layers, issuing, beside the optimizer, disk; assumed: layers"
+        "Adam, products, compiled layers, issuing, beside the optimizer, beside copies, disk; "
+        "assumed: layers"
     )
 
 

@@ -15,10 +15,11 @@ from megatrain_cli.plan.cost import step_bounds
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.plan.rates import (
-    BesideOptimizer,
+    Beside,
     ComputeRates,
     DiskRates,
     IssueCost,
+    IssueTimes,
     LinkRate,
     MachineRates,
     ThreadRate,
@@ -96,7 +97,7 @@ BUSY: dict[str, Any] = {
     "compute": ComputeRates(
         784e12, 401e12, 546e12, IssueCost(1.63e-3, 2.18e-3), IssueCost(0.92e-3, 1.86e-3)
     ),
-    "beside": BesideOptimizer(copy_to_pinned=13.2e9, forward=1.95, backward=1.95),
+    "beside": Beside(13.2e9, IssueTimes(1.95, 1.95), IssueTimes(1.4, 1.6)),
 }
 
 
@@ -107,7 +108,7 @@ THIRD: dict[str, Any] = {
     "compute": ComputeRates(
         779e12, 400e12, 551e12, IssueCost(1.56e-3, 2.2e-3), IssueCost(1.06e-3, 1.61e-3)
     ),
-    "beside": BesideOptimizer(copy_to_pinned=11.6e9, forward=2.15, backward=2.9),
+    "beside": Beside(11.6e9, IssueTimes(2.15, 2.9), IssueTimes(1.4, 1.6)),
 }
 SMALL_EAGER: dict[str, Any] = EAGER | {"pipeline": {"grad_slabs": 8}}
 
@@ -201,7 +202,7 @@ def test_a_small_eager_step_is_forecast_shorter_without_what_runs_beside_the_opt
     assert of("0.5b", alone).step_seconds < 0.9 * of("0.5b", beside).step_seconds
 
 
-PARTS = ["issue", "forward", "backward", "copy_to_pinned", "adam", "copy", "link", "layer"]
+PARTS = ["issue", "optimizer", "copies", "copy_to_pinned", "adam", "copy", "link", "layer"]
 
 
 def worsened(rates: MachineRates, part: str, by: float) -> MachineRates:
@@ -215,10 +216,12 @@ def worsened(rates: MachineRates, part: str, by: float) -> MachineRates:
             assert compute.compiled_issue is not None
             more = IssueCost(*(by * seconds for seconds in astuple(compute.compiled_issue)))
             return replace(rates, compute=replace(compute, compiled_issue=more))
-        case "forward":
-            return replace(rates, beside=replace(beside, forward=by * beside.forward))
-        case "backward":
-            return replace(rates, beside=replace(beside, backward=by * beside.backward))
+        case "optimizer":
+            longer = IssueTimes(*(by * times for times in astuple(beside.optimizer)))
+            return replace(rates, beside=replace(beside, optimizer=longer))
+        case "copies":
+            longer = IssueTimes(*(by * times for times in astuple(beside.copies)))
+            return replace(rates, beside=replace(beside, copies=longer))
         case "copy_to_pinned":
             slower = replace(beside, copy_to_pinned=beside.copy_to_pinned / by)
             return replace(rates, beside=slower)
@@ -260,7 +263,7 @@ def test_what_takes_longer_makes_no_step_shorter_and_none_is_below_its_floor(
 
 def test_threads_pack_no_faster_beside_the_optimizer_than_alone() -> None:
     slow: dict[str, Any] = BUSY | {"copy_to_pinned": (ThreadRate(1, 4e9),)}
-    quick = BesideOptimizer(copy_to_pinned=100e9, forward=1.0, backward=1.0)
+    quick = Beside(100e9, IssueTimes(1.0, 1.0), IssueTimes(1.0, 1.0))
     found = [
         of("3b", planned("3b", 8, 1024, 4e9, PAGEABLE, slow | {"beside": beside})).step_seconds
         for beside in (None, quick)
