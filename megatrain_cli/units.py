@@ -32,6 +32,11 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 999.5 else show_duration(seconds)
 
 
+def show_number(count: int, what: str) -> str:
+    """`1 thread`, `2 threads`: a number of things, named in the singular."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def round_up(value: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple

@@ -247,6 +247,9 @@ def plan(
             say(f"{key} = {value}", console)
         say("", console)
         show_plan(run_plan, console)
+        # What would help stands below, priced.
+        for line in run_plan.missing if remedies else run_plan.shortfalls:
+            say(f"does not fit: {line}", console, style="bold red")
         for line in (*(expected.lines() if expected else ()), *lines_of(remedies)):
             say(line, console)
         if schedule:

@@ -88,7 +88,7 @@ def packed_attention(
         module: The attention module that calls.
         query: `(B, H, T, D)`.
         key: `(B, Hkv, T, D)`; H is a multiple of Hkv.
-        value: As `key`.
+        value: As `key`, its width D too.
         attention_mask: Not read: there is none.
         dropout: Must be 0.
         scaling: Of the scores; None is D ** -0.5.
@@ -102,7 +102,7 @@ def packed_attention(
     Raises:
         ModelError: The layer asks for something that packed rows cannot have.
     """
-    _refuse(module, query, dropout, others)
+    _refuse(module, query, value, dropout, others)
     if sliding_window is not None and sliding_window >= query.shape[2]:
         sliding_window = None
     if query.is_cuda:
@@ -176,14 +176,17 @@ def _band(length: int, window: int, device: torch.device) -> Tensor | None:
     return ((back >= 0) & (back < window))[None, None]
 
 
-def _refuse(module: nn.Module, query: Tensor, dropout: float, others: dict[str, object]) -> None:
-    width = query.shape[-1]
+def _refuse(
+    module: nn.Module, query: Tensor, value: Tensor, dropout: float, others: dict[str, object]
+) -> None:
+    width, of_values = query.shape[-1], value.shape[-1]
     asked = {
         "dropout in attention": dropout > 0,
         "soft-capped scores": others.get("softcap") is not None,
         "attention sinks": others.get("s_aux") is not None,
         "a bias on scores": others.get("position_bias") is not None,
         "attention to later tokens": not getattr(module, "is_causal", True),
+        f"keys of {width} elements a head and values of {of_values}": width != of_values,
         f"heads of {width} elements, above {_LARGEST_HEAD}": width > _LARGEST_HEAD,
     }
     for what, is_asked in asked.items():

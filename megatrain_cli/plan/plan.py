@@ -17,7 +17,7 @@ from megatrain_cli.plan.remedies import Way, advise, device_ways, host_ways
 from megatrain_cli.plan.tiles import DTYPE_BYTES
 from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, has_room, verdict_line
 from megatrain_cli.plan.warnings import warnings_of
-from megatrain_cli.units import GIB, show_bytes, show_count, show_rate, show_seconds
+from megatrain_cli.units import GIB, show_bytes, show_count, show_number, show_rate, show_seconds
 
 # What `activations: auto` leaves free, of RAM and of the device, for whatever else may come.
 SPARE_BYTES = 1 * GIB
@@ -33,13 +33,15 @@ class RunPlan:
         tied: Whether the head shares the embedding's weights.
         lookup: Whether the embedding's backward reads no weights.
         known: What it was made with beside config, model and machine.
-        shortfalls: One line for each place where the bill exceeds what there is; empty if it fits.
+        shortfalls: One line for each place where the bill exceeds what there is, with what would
+            help; empty if it fits.
         bounds: How short a step can be; None on a machine that was not measured.
         checkpoint_bytes: Of one checkpoint on disk.
         folder_bytes: Of all checkpoints that the run folder holds at once, as far as that is known.
         warnings: What a user may want to change in a run that fits.
         tight: Whether little would stay free even without all that `auto` may give up: activations
             that are kept, the bounce pool, micro-batches that pass together.
+        missing: The shortfalls alone, without what would help.
     """
 
     decisions: Decisions
@@ -56,6 +58,7 @@ class RunPlan:
     folder_bytes: int = 0
     warnings: tuple[str, ...] = ()
     tight: bool = False
+    missing: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -224,21 +227,22 @@ def make_plan(
     decisions = decide_all(config)
     lines = lines_of(decisions)
     host, device = _total(lines, device=False), _total(lines, device=True)
-    shortfalls, length = [], decisions.max_length
+    missing, advice, length = [], [], decisions.max_length
     if host > machine.host_bytes:
-        ways = host_ways(length, on_gpu=machine.has_cuda)
-        advice = advice_on(ways, host_bytes, "a machine with more RAM")
-        shortfalls.append(
+        ways = host_ways(config, length, on_gpu=machine.has_cuda)
+        advice.append(advice_on(ways, host_bytes, "a machine with more RAM"))
+        missing.append(
             f"This run needs {show_bytes(host)} of host RAM and {show_bytes(machine.host_bytes)} "
             f"may be taken ({machine.host_source}): {show_bytes(host - machine.host_bytes)} are "
-            f"missing.{advice}"
+            "missing."
         )
     if machine.has_cuda and device > machine.device_bytes:
-        advice = advice_on(device_ways(config, length), device_bytes, "a GPU with more memory")
-        shortfalls.append(
+        ways = device_ways(config, length)
+        advice.append(advice_on(ways, device_bytes, "a GPU with more memory"))
+        missing.append(
             f"This run needs {show_bytes(device)} on {machine.device_name} and "
             f"{show_bytes(machine.device_bytes)} is free: "
-            f"{show_bytes(device - machine.device_bytes)} are missing.{advice}"
+            f"{show_bytes(device - machine.device_bytes)} are missing."
         )
     bounds = step_bounds(spec, decisions, machine, known.rows)
     checkpoint = checkpoint_bytes(spec, decisions.tile_format)
@@ -250,7 +254,7 @@ def make_plan(
         bool(spec.tied),
         spec.lookup,
         lines,
-        tuple(shortfalls),
+        tuple(map("".join, zip(missing, advice, strict=True))),
         (
             *_summary(config, spec, decisions, machine),
             *((("rows", known.rows_from),) if known.rows_from else ()),
@@ -263,6 +267,7 @@ def make_plan(
         kept * checkpoint,
         warnings_of(config, decisions, machine, bounds),
         is_tight(),
+        tuple(missing),
     )
 
 
@@ -279,8 +284,9 @@ def _summary(
     layers = len(spec.decoder_layers)
     tied = ", tied head" if spec.tied else ""
     updates = "eager" if d.eager else "deferred"
-    slot_bytes = d.slot_numel * DTYPE_BYTES[d.dtype]
-    kept = f"{d.keep_layers} of {layers} layers kept"
+    slabs, threads = show_number(d.num_slabs, "slab"), show_number(d.threads, "thread")
+    slots, slot_bytes = show_number(d.num_slots, "buffer"), d.slot_numel * DTYPE_BYTES[d.dtype]
+    kept = f"{d.keep_layers} of {show_number(layers, 'layer')} kept"
     if d.keep_layers < layers:
         # A layer's forward is a third of its work.
         more = 100 * (layers - d.keep_layers) / (3 * layers)
@@ -291,17 +297,17 @@ def _summary(
     size = f"{show_count(spec.num_parameters)} parameters"
     if spec.num_active < spec.num_parameters:
         size += f" ({show_count(spec.num_active)} active: TFLOPS are of these)"
-    size += f", {layers} layers{tied}"
+    size += f", {show_number(layers, 'layer')}{tied}"
     how = ", compiled" * d.compiled + ", deterministic" * d.deterministic
     return (
         ("model", f"{spec.architecture}, {size}"),
         *((("machine", machine.origin),) if machine.origin else ()),
         ("device", machine.device_name or "CPU"),
         ("compute", f"{d.dtype}, attention {d.attention}{how}"),
-        ("masters", f"{d.tile_format.master}, updates {updates} on {d.threads} threads"),
+        ("masters", f"{d.tile_format.master}, updates {updates} on {threads}"),
         ("store", "page-locked in place" if d.pin_store else "pageable"),
-        ("gradients", f"{d.num_slabs} slabs" if d.num_slabs else "straight into the tiles"),
-        ("staging", f"{d.num_slots} buffers of {show_bytes(slot_bytes)}, embedding and head apart"),
+        ("gradients", slabs if d.num_slabs else "straight into the tiles"),
+        ("staging", f"{slots} of {show_bytes(slot_bytes)}, embedding and head apart"),
         ("activations", kept + (", inputs offloaded" if d.offload else "")),
         ("step", rows),
         ("learning rate", f"{config.optimizer.learning_rate:g}, {config.schedule.type}"),

@@ -31,7 +31,7 @@ class Way:
         changed = {key for key, value in self.changes.items() if _get(config, key) != value}
         if config.optimizer.master == "fp32" and self.changes.get(_MASTER) == "fp32_split":
             changed -= {_MASTER}  # the same bits, kept in two parts
-        return not changed & _LEARNT
+        return not changed & _LEARNT and _rows(self.apply(config)) == _rows(config)
 
     def is_new(self, config: TrainConfig) -> bool:
         """Whether anything is changed by it."""
@@ -46,10 +46,11 @@ class Way:
         )
 
 
-def host_ways(length: int, *, on_gpu: bool) -> list[Way]:
-    """Ways to need less host RAM; without a GPU activations lie there too.
+def host_ways(config: TrainConfig, length: int, *, on_gpu: bool) -> list[Way]:
+    """Ways to need less host RAM; without a GPU all that a device holds lies there too.
 
     Args:
+        config: What was asked.
         length: See `device_ways`.
         on_gpu: Whether the run has a GPU.
     """
@@ -60,13 +61,16 @@ def host_ways(length: int, *, on_gpu: bool) -> list[Way]:
         "checkpoint.include_gradients": False,
     }
     ways = [
-        Way(bf16 | {"optimizer.master": "fp32_split"}),
+        _SPLIT_MASTER,
         Way(bf16 | {"optimizer.master": "bf16_stochastic"}, "less exact"),
-        Way(eager, "no clipping"),
+        Way(eager, "no clipping" if config.optimizer.max_grad_norm is not None else ""),
         Way({"pipeline.grad_slabs": 2}, "less overlap"),
         Way({"checkpoint.bounce_pool": 0}, "updates may wait for a save"),
     ]
-    return ways if on_gpu else [*ways, _RECOMPUTE, _shorter(length)]
+    if on_gpu:
+        return [*ways, *_fewer_rows(config)]
+    body = [*_shorter(config, length), *_fewer_rows(config), *_fewer_buffers(config)]
+    return [*ways, _RECOMPUTE, *body]
 
 
 def device_ways(config: TrainConfig, length: int) -> list[Way]:
@@ -88,15 +92,41 @@ def device_ways(config: TrainConfig, length: int) -> list[Way]:
         Way(split, "the updates stay the same"),
         _RECOMPUTE,
         Way({"pipeline.activations": offload}, "inputs wait in host RAM"),
-        _shorter(length),
+        *_shorter(config, length),
+        *_fewer_rows(config),
+        *_fewer_buffers(config),
+        *((_SPLIT_MASTER,) if config.model.dtype == "float32" else ()),
     ]
 
 
 _RECOMPUTE = Way({"pipeline.activations": "recompute"}, "slower")
+_SPLIT_MASTER = Way({"model.dtype": "bfloat16", _MASTER: "fp32_split"})
+_CUT = {"truncate": "longer rows are cut", "drop": "longer rows are left out"}
 
 
-def _shorter(length: int) -> Way:
-    return Way({"data.max_length": max(1, length // 2)}, "longer rows are cut")
+def _shorter(config: TrainConfig, length: int) -> list[Way]:
+    """Rows of half the length, unless a longer one is an error."""
+    price = _CUT.get(config.data.overlong)
+    return [Way({"data.max_length": max(1, length // 2)}, price)] if price else []
+
+
+def _fewer_rows(config: TrainConfig) -> list[Way]:
+    """Half of a step's rows: each has its inputs of all layers kept until backward."""
+    for key in ("train.gradient_accumulation_steps", "train.micro_batch_size"):
+        asked = _get(config, key)
+        if isinstance(asked, int) and asked > 1:
+            return [Way({key: asked // 2}, "fewer rows a step")]
+    return []
+
+
+def _fewer_buffers(config: TrainConfig) -> list[Way]:
+    """Of two the second holds the layer that comes next; more are fetched further ahead."""
+    asked = config.pipeline.staging_buffers
+    return [Way({"pipeline.staging_buffers": min(2, asked - 1)}, "less overlap")] * (asked > 1)
+
+
+def _rows(config: TrainConfig) -> int:
+    return config.train.micro_batch_size * config.train.gradient_accumulation_steps
 
 
 def advise(

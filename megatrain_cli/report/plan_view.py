@@ -39,10 +39,6 @@ class PlanView(Protocol):
         """The bill."""
 
     @property
-    def shortfalls(self) -> Sequence[str]:
-        """What does not fit, and what to change; empty if the run fits."""
-
-    @property
     def summary(self) -> Sequence[tuple[str, str]]:
         """Other decisions, as label and text."""
 
@@ -60,7 +56,7 @@ _WIDTH_IN_A_FILE = 400
 
 
 def show_plan(plan: PlanView, console: Console) -> None:
-    """Print the summary, one row an owner, the totals, the verdict, and what does not fit."""
+    """Print the summary, one row an owner, the totals, the verdict and warnings."""
     summary = Table.grid(padding=(0, 2))
     for label, text in plan.summary:
         summary.add_row(Text(label, style="bold"), Text(text))
@@ -83,8 +79,6 @@ def show_plan(plan: PlanView, console: Console) -> None:
     say(plan.verdict_line, console, style="bold")
     for warning in plan.warnings:
         say(f"warning: {warning}", console)
-    for shortfall in plan.shortfalls:
-        say(f"does not fit: {shortfall}", console, style="bold red")
 
 
 def print_table(table: Table, console: Console) -> None:

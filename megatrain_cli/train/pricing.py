@@ -9,10 +9,12 @@ from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.plan.remedies import Way, device_ways, host_ways
 from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, has_room
 from megatrain_cli.train.forecast import forecast
-from megatrain_cli.units import show_bytes
+from megatrain_cli.units import show_bytes, show_seconds
 
 # More slabs that make a step this much shorter are worth a word.
 _NOTED_GAIN = 0.02
+# Of a step: what differs by less is as long.
+_NOTED_SECONDS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,13 @@ class Remedy:
         if self.way.price:
             text += f" ({self.way.price})"
         if self.more_seconds is not None:
-            how = "longer" if self.more_seconds >= 0 else "shorter"
-            text += f"; a step is {abs(self.more_seconds):.3g} s {how}"
+            text += f"; a step is {self._slower(self.more_seconds)}"
         return text if self.verdict == DOES_NOT_FIT else f"{text}; then it fits"
+
+    def _slower(self, more: float) -> str:
+        if abs(more) < _NOTED_SECONDS * (self.step_seconds or 0.0):
+            return "as long"
+        return f"{show_seconds(abs(more))} {'longer' if more > 0 else 'shorter'}"
 
     def to_json(self) -> dict[str, object]:
         """For machines."""
@@ -81,16 +87,19 @@ def price(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> tuple[Remed
         return ()
     found: dict[str, Remedy] = {}
     length, on_gpu = plan.decisions.max_length, plan.machine.has_cuda
-    before = _step_seconds(plan, skeleton)
+    before, (host, _) = _step_seconds(plan, skeleton), plan.places["host RAM"]
     for place, (needed, limit) in plan.places.items():
         if has_room(needed, limit):
             continue
         on_host = place == "host RAM"
-        for way in host_ways(length, on_gpu=on_gpu) if on_host else device_ways(config, length):
+        of_host = host_ways(config, length, on_gpu=on_gpu)
+        for way in of_host if on_host else device_ways(config, length):
             if not way.is_new(config):
                 continue
             remedy = _priced(config, skeleton, plan, way, before)
             helps = remedy.host_freed > 0 if on_host else remedy.device_freed > 0
+            if host <= plan.machine.host_bytes < host - remedy.host_freed:
+                continue  # the shortage would only move to the host
             if helps and (plan.verdict == DOES_NOT_FIT or remedy.verdict == FITS):
                 found[remedy.text] = remedy
     return tuple(sorted(found.values(), key=_cost))

@@ -220,6 +220,13 @@ def test_wide_heads_are_refused() -> None:
         packed_attention(torch.nn.Module(), heads, heads, heads, None)
 
 
+def test_values_of_another_width_than_keys_are_refused() -> None:
+    """As latent attention has them: the GPU's kernel takes one width."""
+    heads = torch.zeros(1, 2, 4, 24)
+    with pytest.raises(ModelError, match="keys of 24 elements a head and values of 16"):
+        packed_attention(torch.nn.Module(), heads, heads, heads[..., :16], None)
+
+
 @pytest.mark.parametrize("width", [12, 16])
 def test_what_the_gpu_kernel_cannot_take_is_refused(width: int) -> None:
     heads = torch.zeros(1, 1, 4, width, dtype=torch.float32 if width == 16 else torch.bfloat16)

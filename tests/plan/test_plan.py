@@ -239,7 +239,7 @@ def test_a_shortfall_advises_just_what_frees_memory_and_says_how_much(
     shortfalls = plan_for(spec, tiny, asked).shortfalls
     for place, line in enumerate(shortfalls):
         length = config.data.max_length
-        ways = host_ways(length, on_gpu=machine.has_cuda), device_ways(config, length)
+        ways = host_ways(config, length, on_gpu=machine.has_cuda), device_ways(config, length)
         for way in ways[place]:
             freed = needed(config)[place] - needed(way.apply(config))[place]
             text = f"{way.text(config)} frees {show_bytes(freed)}"
@@ -282,7 +282,7 @@ def test_what_is_advised_is_a_config_that_can_be_trained_with(asked: Sections) -
     eager = asked.get("optimizer", {}).get("update") == "eager"
     config = make_config(asked if eager else asked | kept)
     length = config.data.max_length
-    for way in (*host_ways(length, on_gpu=False), *device_ways(config, length)):
+    for way in (*host_ways(config, length, on_gpu=False), *device_ways(config, length)):
         assert not list(find_conflicts(way.apply(config), frozenset()))
 
 
@@ -290,7 +290,10 @@ def test_where_nothing_helps_the_advice_is_a_sentence_all_the_same() -> None:
     asked: Sections = {
         "data": {"max_length": 1},
         "train": {"micro_batch_size": 1},
-        "pipeline": {"activations": {"keep_layers": 0, "offload": True}},
+        "pipeline": {
+            "activations": {"keep_layers": 0, "offload": True},
+            "staging_buffers": 1,
+        },
     }
     _, device = plan_for(make_spec(), replace(GPU, host_bytes=0, device_bytes=0), asked).shortfalls
     assert " are missing. Use a GPU with more memory." in device

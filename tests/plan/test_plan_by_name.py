@@ -218,3 +218,28 @@ def test_a_file_with_the_name_of_a_profile_comes_first(
     code, _, err = plan("--model", "smollm2-135m", "--machine", name)
     assert code == 3
     assert f"{name} is not JSON" in err
+
+
+def test_each_remedy_is_named_once_and_a_shortage_without_any_says_what_is_left(plan: Plan) -> None:
+    on = ("--model", "qwen2.5-32b", "--machine", "rtx3090-256gb")
+    code, out, _ = plan(*on, "--tokens", "64x1024")
+    assert code == 1
+    assert [out.count(f"`{key}: ") for key in ("data.max_length", "optimizer.master")] == [1, 1]
+    assert out.count("\ndoes not fit: This run needs ") == 2
+    assert " are missing.\n" in out
+    # Nothing is left to change.
+    masters = ("optimizer.master=bf16_stochastic", "optimizer.update=eager")
+    least = (*masters, "optimizer.max_grad_norm=null", "pipeline.grad_slabs=2")
+    code, out, _ = plan(*on, "--tokens", "1x1", *least)
+    assert code == 1
+    assert "remedy:" not in out
+    assert " are missing. Use a machine with more RAM.\n" in out
+
+
+def test_one_thing_is_not_many(plan: Plan) -> None:
+    on = ("--model", "smollm2-135m", "--tokens", "1x64", "--machine", "h200-128gb")
+    one = ("optimizer.threads=1", "pipeline.staging_buffers=1", "pipeline.grad_slabs=1")
+    _, out, _ = plan(*on, *one, "optimizer.update=eager", "optimizer.max_grad_norm=null")
+    assert "updates eager on 1 thread\n" in out
+    assert "\ngradients      1 slab\n" in out
+    assert "\nstaging        1 buffer of " in out

@@ -26,7 +26,6 @@ class Line:
 @dataclass(frozen=True)
 class Bill:
     lines: tuple[Line, ...]
-    shortfalls: tuple[str, ...] = ()
     summary: tuple[tuple[str, str], ...] = ()
     verdict_line: str = "DOES NOT FIT: 3 GiB of host RAM are missing"
     warnings: tuple[str, ...] = ("slabs [starve]",)
@@ -38,7 +37,6 @@ BILL = Bill(
         Line("moments", "host pinned", 1 << 31, "8 bytes"),
         Line("staging", "device", 1 << 20, "[2] slots"),
     ),
-    shortfalls=("3 GiB of host RAM is missing. Set `store.memory: pageable`",),
     summary=(("device", "cuda:0 [red]"),),
 )
 
@@ -185,7 +183,7 @@ def test_a_plan_lists_owners_and_totals_of_places_uncut() -> None:
         ["total", "host", "pinned", "3.00", "GiB"],
         ["total", "device", "1.00", "MiB"],
     ]
-    assert lines[-1] == "does not fit: 3 GiB of host RAM is missing. Set `store.memory: pageable`"
+    assert lines[-2:] == [BILL.verdict_line, "warning: slabs [starve]"]
 
 
 def test_a_run_shows_its_plan_on_the_same_console() -> None:

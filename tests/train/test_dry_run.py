@@ -1,5 +1,6 @@
 """`train --dry-run`: rows and plan as a run would have them; no weights, no folder."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -59,6 +60,34 @@ def test_a_run_that_does_not_fit_is_refused(
     monkeypatch.setattr(assemble, "probe_machine", lambda device: small)
     assert run(monkeypatch, str(make_workspace(tmp_path))) == 1
     assert "(cgroup v2 /job, limit 2.00 MiB)" in capsys.readouterr().err
+
+
+def test_what_is_missing_once_the_rows_are_known_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = (str(make_workspace(tmp_path)), "pipeline.activations=recompute")
+    # Enough for rows of one token, so that all is read, and not for those that there are.
+    needed = _least_host_bytes(monkeypatch, capsys, *config)
+    short = MachineSpec(needed - 1, "MemAvailable", 2, "cpu")
+    monkeypatch.setattr(assemble, "probe_machine", lambda device: short)
+    assert run(monkeypatch, *config) == 1
+    said = capsys.readouterr().err
+    assert "\nDOES NOT FIT: " in said
+    assert said.count("This run needs ") == 1
+
+
+def _least_host_bytes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *config: str
+) -> int:
+    """What a dry run plans, read off the plan's own figures."""
+    machine = MachineSpec(1 << 40, "MemAvailable", 2, "cpu")
+    monkeypatch.setattr(assemble, "probe_machine", lambda device: machine)
+    monkeypatch.setattr(sys, "argv", ["megatrain", "plan", *config, "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    read = json.loads(capsys.readouterr().out)
+    needed = [line["num_bytes"] for line in read["lines"] if line["place"] != "host mapped"]
+    return sum(map(int, needed))
 
 
 # Room for rows of 64 tokens, and not for a hundred of `data.max_length`.

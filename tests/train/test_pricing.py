@@ -109,3 +109,29 @@ def test_slabs_that_starve_are_found_by_playing_with_more_of_them() -> None:
     assert starving_slabs(skeleton, plan) is None
     _, plan = planned(replace(there, rates=None), asked)
     assert starving_slabs(skeleton, plan) is None
+
+
+def test_a_shortage_is_not_moved_to_a_host_that_has_no_room_for_it() -> None:
+    asked: dict[str, dict[str, Any]] = {"train": {"gradient_accumulation_steps": 32}}
+    offload = {"activations": {"keep_layers": 0, "offload": True}}
+    skeleton = skeleton_of(SKELETON)
+    there = replace(h200(5e9), device_bytes=6 * GIB)
+    waiting = planned(there, asked | {"pipeline": offload})[1].host_bytes
+    for host_bytes, named in ((waiting - 1, False), (waiting, True)):
+        config, plan = planned(replace(there, host_bytes=host_bytes), asked)
+        assert len(plan.shortfalls) == 1
+        keys = [key for remedy in price(config, skeleton, plan) for key in remedy.way.changes]
+        assert ("pipeline.activations" in keys) is named
+        assert "data.max_length" in keys
+
+
+def test_seconds_of_a_remedy_are_read_as_all_others() -> None:
+    config, plan = planned(replace(h200(5e9), device_bytes=GIB))
+    one = price(config, skeleton_of(SKELETON), plan)[0]
+    for more, said in (
+        (4839.0, "; a step is 81 min longer"),
+        (-25.0, "; a step is 25 s shorter"),
+        (-0.001, "; a step is as long"),
+        (0.0, "; a step is as long"),
+    ):
+        assert said in replace(one, step_seconds=100.0, more_seconds=more).line()
