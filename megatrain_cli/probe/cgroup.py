@@ -1,7 +1,9 @@
 """Memory that may be taken and cores that may be used, by every limit above this process.
 
 In a container the kernel's totals are those of the host, so the limits of every cgroup above this
-process count too: the smallest of all ancestors, less what is used there.
+process count too: the smallest of all ancestors, less what is used there. Above `memory.high` the
+kernel stops nobody, but takes pages back and slows the group down to almost nothing: what a run
+holds are no pages to take back, so it counts as a limit as `memory.max` does.
 """
 
 import os
@@ -10,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
+from megatrain_cli.probe.mapping import mapping_limits
 from megatrain_cli.units import show_bytes
 
 
@@ -18,7 +21,7 @@ def host_memory(root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc"))
 
     Such as `cgroup v2 /job, limit 2.00 GiB`. In a container its own group is `/`.
     """
-    limits = [(psutil.virtual_memory().available, "MemAvailable")]
+    limits = [(psutil.virtual_memory().available, "MemAvailable"), *mapping_limits(proc)]
     for folder, limit, used, version in _limits(root, proc):
         base = root if version == "cgroup v2" else root / "memory"
         path = PurePosixPath("/", folder.relative_to(base))
@@ -55,6 +58,7 @@ def _limits(root: Path, proc: Path) -> Iterator[tuple[Path, int, int, str]]:
     for folder in _cgroup_folders(root, proc, "memory"):
         for limit_name, used_name, version in (
             ("memory.max", "memory.current", "cgroup v2"),
+            ("memory.high", "memory.current", "cgroup v2"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "cgroup v1"),
         ):
             limit, used = _number(folder / limit_name), _number(folder / used_name)

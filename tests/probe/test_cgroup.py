@@ -86,6 +86,14 @@ def test_v2_a_container_sees_its_limit_at_the_root(system: System) -> None:
     assert system.cores() == 2
 
 
+def test_v2_a_group_that_is_slowed_down_from_some_use_on_is_limited_to_it(system: System) -> None:
+    system.process_in("0::/job")
+    system.put("job", memory__max=8 * GIB, memory__high=3 * GIB, memory__current=1 * GIB)
+    assert system.memory() == (2 * GIB, "cgroup v2 /job, limit 3.00 GiB")
+    system.put("job", memory__high="max")
+    assert system.memory() == (7 * GIB, "cgroup v2 /job, limit 8.00 GiB")
+
+
 def test_v2_max_is_no_limit(system: System) -> None:
     system.process_in("0::/job")
     system.put("job", memory__max="max", memory__current=GIB, cpu__max="max 100000")
