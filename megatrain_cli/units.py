@@ -22,6 +22,11 @@ def show_count(count: int) -> str:
     return str(count)
 
 
+def show_number(count: int, noun: str, plural: str = "") -> str:
+    """`1 layer`, `2 layers`; the plural is the noun with an `s` if none is given."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
 def show_rate(per_second: float) -> str:
     """A number a second in plain digits, three of them where there are fewer: `11106`, `0.0878`."""
     return f"{per_second:.0f}" if per_second >= 100 else f"{per_second:.3g}"
