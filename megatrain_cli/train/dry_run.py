@@ -7,9 +7,8 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import prepare
 from megatrain_cli.train.forecast import forecast
 from megatrain_cli.train.look_ahead import is_hopeless, with_rows
-from megatrain_cli.train.model_folder import check_examples, weights_of
-from megatrain_cli.train.preparation import refuse_what_does_not_fit, show_rows
-from megatrain_cli.train.rows import load_rows
+from megatrain_cli.train.model_folder import weights_of
+from megatrain_cli.train.preparation import refuse_what_does_not_fit, take_rows
 
 
 def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
@@ -32,11 +31,7 @@ def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
         refuse_what_does_not_fit(plan)  # before any data is read
     if config.model.init == "pretrained" and any(Path(config.model.path).glob("*.safetensors*")):
         weights_of(config, skeleton)
-    rows = load_rows(config, plan.decisions, say=console.note, progress=console.preparing)
-    check_examples(rows.examples, skeleton, Path(config.model.path))
-    if rows.evaluation is not None:
-        check_examples(rows.evaluation.documents.examples, skeleton, Path(config.model.path))
-    show_rows(rows, console)
+    rows = take_rows(config, skeleton, plan, console)
     plan = with_rows(config, skeleton, plan, rows)
     console.plan(plan)
     spec, steps = skeleton.spec, rows.total_steps

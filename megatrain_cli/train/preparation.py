@@ -35,7 +35,7 @@ from megatrain_cli.train.numerics import (
     not_bit_exact,
     numerics_of,
 )
-from megatrain_cli.train.position import START
+from megatrain_cli.train.position import START, Position
 from megatrain_cli.train.resume import SAVED_CONFIG, Resumption
 from megatrain_cli.train.room import look_at_disk
 from megatrain_cli.train.rows import TrainingRows, load_rows
@@ -100,11 +100,7 @@ def prepare_attempt(
     if resumption is None and config.model.init == "pretrained":
         weights_of(config, skeleton)  # tokenising may take an hour: what is missing is said before
     start = START if resumption is None else resumption.position
-    rows = load_rows(config, plan.decisions, start, console.note, console.preparing)
-    check_examples(rows.examples, skeleton, Path(config.model.path))
-    if rows.evaluation is not None:
-        check_examples(rows.evaluation.documents.examples, skeleton, Path(config.model.path))
-    show_rows(rows, console)
+    rows = take_rows(config, skeleton, plan, console, start)
     data = data_facts(config, rows)
     source = Path(config.model.path)
     model = model_facts(skeleton, (source / "config.json").read_bytes())
@@ -182,11 +178,33 @@ def refuse_what_does_not_fit(plan: RunPlan) -> None:
         raise PlanError("\n".join(plan.shortfalls))
 
 
-def show_rows(rows: TrainingRows, console: RunConsole) -> None:
-    """Say what became of the rows, and show one as it is learnt."""
+def take_rows(
+    config: TrainConfig,
+    skeleton: Skeleton,
+    plan: RunPlan,
+    console: RunConsole,
+    start: Position = START,
+) -> TrainingRows:
+    """Read all rows, look at them with the model's eyes, and show what became of them.
+
+    Args:
+        config: What was asked.
+        skeleton: Of the model that is to take them.
+        plan: Made before they were known.
+        console: Hears how far it has come, the account, and one row as it is learnt.
+        start: Where a resumed run goes on.
+
+    Raises:
+        MegatrainError: As `load_rows`, and as `check_examples`.
+    """
+    rows = load_rows(config, plan.decisions, start, console.note, console.preparing)
+    check_examples(rows.examples, skeleton, Path(config.model.path))
+    if rows.evaluation is not None:
+        check_examples(rows.evaluation.documents.examples, skeleton, Path(config.model.path))
     for line in rows.lines():
         console.note(line)
     console.first_row(rows.example)
+    return rows
 
 
 def _note_padding(plan: RunPlan, rows: TrainingRows, console: RunConsole) -> None:
