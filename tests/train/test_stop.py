@@ -9,6 +9,7 @@ import pytest
 
 from megatrain_cli import signals
 from megatrain_cli.errors import NumericsError, Stopped
+from megatrain_cli.signals import WISHES
 from megatrain_cli.train import stop as stop_module
 from megatrain_cli.train.stop import StopRequest
 
@@ -138,15 +139,18 @@ def test_the_former_handler_is_back_afterwards(number: signal.Signals) -> None:
     assert signal.getsignal(number) == before
 
 
-def test_a_wish_that_came_before_is_noted_and_one_that_comes_behind_waits() -> None:
-    wish = {signal.SIGUSR1}
+@pytest.mark.parametrize("number", WISHES)
+def test_a_wish_that_came_before_is_noted_and_one_that_comes_behind_waits(
+    number: signal.Signals,
+) -> None:
+    wish = {number}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wish)
     try:
-        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(number)
         with StopRequest() as stop:
             assert stop.take_wish()
             assert not stop.take_wish()
-        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(number)
         assert signal.sigpending() == wish
         signal.sigwait(wish)
     finally:
