@@ -1,5 +1,7 @@
 """Bytes and counts as text. Numbers stay `int` and `float` everywhere else."""
 
+from collections.abc import Callable
+
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
@@ -22,9 +24,9 @@ def show_count(count: int) -> str:
     return str(count)
 
 
-def show_number(count: int, noun: str, plural: str = "") -> str:
-    """`1 layer`, `2 layers`; the plural is the noun with an `s` if none is given."""
-    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+def show_number(count: int, noun: str, show: Callable[[int], str] = str) -> str:
+    """`1 layer`, `2 layers`; `show` writes the number, as `show_count` does."""
+    return f"{show(count)} {noun}{'s' * (count != 1)}"
 
 
 def show_rate(per_second: float) -> str:

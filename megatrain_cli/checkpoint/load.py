@@ -18,7 +18,7 @@ from megatrain_cli.checkpoint.part_reader import PartReader
 from megatrain_cli.checkpoint.parts import TilePart, tile_parts
 from megatrain_cli.errors import IncompatibleError, Stopped
 from megatrain_cli.store.master import LayerTile, MasterStore
-from megatrain_cli.units import MIB
+from megatrain_cli.units import MIB, show_number
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,8 @@ def match_tiles(shards: Sequence[Shard], store: MasterStore) -> list[list[TilePa
     names = [tile.layout.layer.name for tile in store.tiles]
     if [shard.name for shard in shards] != names:
         raise IncompatibleError(
-            f"The checkpoint has {len(shards)} layers, {shards[0].name} to {shards[-1].name}, and "
+            f"The checkpoint has {show_number(len(shards), 'layer')}, {shards[0].name} to "
+            f"{shards[-1].name}, and "
             f"the model {len(names)}, {names[0]} to {names[-1]}. Use the model it was made with."
         )
     return [_match(shard, tile) for shard, tile in zip(shards, store.tiles, strict=True)]
@@ -255,7 +256,8 @@ def _match(shard: Shard, tile: LayerTile) -> list[TilePart]:
                 (target.tensors[-1], part.tensors[-1]),
             )
             raise IncompatibleError(
-                f"{part.file} has {len(part.tensors)} tensors, as {found.name} {found.dtype} "
+                f"{part.file} has {show_number(len(part.tensors), 'tensor')}, as {found.name} "
+                f"{found.dtype} "
                 f"{list(found.shape)}, where this run has {len(target.tensors)}, as {wanted.name} "
                 f"{wanted.dtype} {list(wanted.shape)}. Use the model, `model.dtype` and "
                 "`optimizer.master` that the checkpoint was made with."

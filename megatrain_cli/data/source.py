@@ -22,6 +22,7 @@ from megatrain_cli.data.records import Record, Records
 from megatrain_cli.data.strict_json import parse_json
 from megatrain_cli.data.text_file import SampleBy, read_text
 from megatrain_cli.errors import DataError, RowError
+from megatrain_cli.units import show_number
 
 __all__ = ["SourceFile", "read_rows", "show_path"]
 
@@ -223,7 +224,7 @@ def _show_columns(value: Mapping[str, object]) -> str:
         return "none that is a name"
     more = len(names) - _MOST_NAMES
     shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
-    return f"{shown} and {more} others" if more > 0 else shown
+    return f"{shown} and {show_number(more, 'other')}" if more > 0 else shown
 
 
 def _agree(

@@ -41,6 +41,7 @@ from megatrain_cli.train.step import UpdateStop, finish_update
 from megatrain_cli.train.stop import StopRequest
 from megatrain_cli.train.superseded import make_way, set_aside
 from megatrain_cli.train.watchdog import Watchdog
+from megatrain_cli.units import show_number
 
 
 class Attempt:
@@ -216,7 +217,9 @@ class Attempt:
             float.fromhex(pending.grad_scale),
         )
         layers = finish_update(self._engine.store, self._engine.updater, scalars)
-        self._console.note(f"finished the update of step {pending.step} in {len(layers)} layers")
+        self._console.note(
+            f"finished the update of step {pending.step} in {show_number(len(layers), 'layer')}"
+        )
 
     def _replace_pending(self, saving: Saving) -> None:
         """No step follows: the last checkpoint is to be a whole one, and needs the old one's name.

@@ -9,6 +9,7 @@ from megatrain_cli.train.forecast import forecast
 from megatrain_cli.train.look_ahead import is_hopeless, with_rows
 from megatrain_cli.train.model_folder import weights_of
 from megatrain_cli.train.preparation import refuse_what_does_not_fit, take_rows
+from megatrain_cli.units import show_number
 
 
 def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
@@ -40,6 +41,7 @@ def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
         console.note(line)
     refuse_what_does_not_fit(plan)
     console.note(
-        f"dry run: {rows.total_steps} steps of {rows.rows_per_step} rows would be made; no weights "
+        f"dry run: {show_number(rows.total_steps, 'step')} of "
+        f"{show_number(rows.rows_per_step, 'row')} would be made; no weights "
         "were loaded and no run folder was written"
     )

@@ -40,6 +40,7 @@ from megatrain_cli.train.resume import SAVED_CONFIG, Resumption
 from megatrain_cli.train.room import look_at_disk
 from megatrain_cli.train.rows import TrainingRows, load_rows
 from megatrain_cli.train.warm_up import warm_up
+from megatrain_cli.units import show_number
 
 SAVED_PLAN = "training/plan.json"
 """The plan in force, as a file of each checkpoint."""
@@ -146,7 +147,7 @@ def device_errors(num_rows: int) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise DeviceError(
-            f"The GPU ran out of memory with {num_rows} rows in a layer at once: "
+            f"The GPU ran out of memory with {show_number(num_rows, 'row')} in a layer at once: "
             f"{str(error).splitlines()[0]} Set `pipeline.activations: recompute`, or a smaller "
             "`train.micro_batch_size`."
         ) from error
@@ -211,6 +212,7 @@ def _note_padding(plan: RunPlan, rows: TrainingRows, console: RunConsole) -> Non
     if plan.decisions.compiled and rows.padding > NOTED_PADDING:
         console.note(
             f"{rows.padding:.0%} of the layers' work is on padding: compiled rows all have "
-            f"the length of the longest, {plan.decisions.max_length} tokens. A lower "
+            f"the length of the longest, {show_number(plan.decisions.max_length, 'token')}. A "
+            "lower "
             "`data.max_length`, or `pipeline.compile: false`, may be faster."
         )
