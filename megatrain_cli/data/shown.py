@@ -163,8 +163,8 @@ def count_rows(data: LoadedData, documents: Documents, packs: Packs | None) -> d
 
 
 def measure_lengths(lengths: NDArray[np.int64]) -> dict[str, float]:
-    """Of rows, in tokens; quantiles are lengths that occur."""
-    low, median, high, top = np.quantile(lengths, [0, 0.5, 0.95, 1], method="lower").tolist()
+    """Of rows, in tokens; a quantile is the smallest length that so many rows are up to."""
+    low, median, high, top = np.quantile(lengths, [0, 0.5, 0.95, 1], method="inverted_cdf").tolist()
     return {"min": low, "median": median, "mean": float(lengths.mean()), "p95": high, "max": top}
 
 
