@@ -44,8 +44,8 @@ def test_a_second_interrupt_ends_at_once_whatever_it_did_before(
                 signal.raise_signal(signal.SIGINT)
             assert not ended
             signal.raise_signal(signal.SIGINT)
-            assert ended.pop() == signal.SIGINT
             assert stop.signal_name == first.name
+            assert ended.pop() == signal.SIGINT
     assert signal.signal(signal.SIGINT, before) == signal.SIG_IGN
 
 
@@ -65,6 +65,7 @@ def test_what_follows_in_the_same_second_is_the_same_request_and_later_ends_at_o
         assert not ended
         now = 101.1
         signal.raise_signal(second)
+        assert stop.number == number  # heard of by now, on whichever thread
         assert ended == [second]
 
 
@@ -72,6 +73,7 @@ def test_a_quit_ends_at_once(ended: list[int]) -> None:
     before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGQUIT)
+        assert stop.number == signal.SIGQUIT
         assert ended[0] == signal.SIGQUIT
         assert stop.seconds >= 0
     assert signal.signal(signal.SIGQUIT, before) == signal.SIG_DFL
