@@ -16,6 +16,9 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
+WISHES = (signal.SIGUSR1, signal.SIGUSR2)
+"""They ask for a checkpoint; which of them comes ahead of a time limit is a scheduler's choice."""
+
 # How the process will end, whatever signal comes: exit code and line; None while that is open.
 _decided: tuple[int, str] | None = None
 

@@ -1,5 +1,7 @@
 """Bytes and counts as text. Numbers stay `int` and `float` everywhere else."""
 
+from collections.abc import Callable
+
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
@@ -22,6 +24,11 @@ def show_count(count: int) -> str:
     return str(count)
 
 
+def show_number(count: int, noun: str, show: Callable[[int], str] = str) -> str:
+    """`1 layer`, `2 layers`; `show` writes the number, as `show_count` does."""
+    return f"{show(count)} {noun}{'s' * (count != 1)}"
+
+
 def show_rate(per_second: float) -> str:
     """A number a second in plain digits, three of them where there are fewer: `11106`, `0.0878`."""
     return f"{per_second:.0f}" if per_second >= 100 else f"{per_second:.3g}"
@@ -30,11 +37,6 @@ def show_rate(per_second: float) -> str:
 def show_seconds(seconds: float) -> str:
     """Seconds to three digits, `0.0308 s`; from a thousand on as `show_duration` has them."""
     return f"{seconds:.3g} s" if seconds < 999.5 else show_duration(seconds)
-
-
-def show_number(count: int, what: str) -> str:
-    """`1 thread`, `2 threads`: a number of things, named in the singular."""
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def round_up(value: int, multiple: int) -> int:

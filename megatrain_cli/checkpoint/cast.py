@@ -15,6 +15,7 @@ from megatrain_cli.checkpoint.manifest import Part, Shard
 from megatrain_cli.checkpoint.pieces import pieces
 from megatrain_cli.checkpoint.places import ITEM_BYTES, TensorPlace, short
 from megatrain_cli.errors import IncompatibleError, NumericsError
+from megatrain_cli.units import show_number
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _as_f16(values: F32, name: str) -> Bits:
     lost = int(np.count_nonzero(np.isinf(small) & np.isfinite(values)))
     if lost:
         raise NumericsError(
-            f"{name} has {lost} values that FP16 cannot hold (its largest is 65504). "
-            "Export as bf16 or fp32."
+            f"{name} has {show_number(lost, 'value')} that FP16 cannot hold (its largest is "
+            "65504). Export as bf16 or fp32."
         )
     return small

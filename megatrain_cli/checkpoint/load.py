@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from megatrain_cli.checkpoint.folder import OpenCheckpoint
 from megatrain_cli.checkpoint.fsio import FileSystem
-from megatrain_cli.checkpoint.layer_writer import check_finite
+from megatrain_cli.checkpoint.layer_writer import check_finite, find_not_finite
 from megatrain_cli.checkpoint.manifest import Shard
 from megatrain_cli.checkpoint.part_reader import PartReader
 from megatrain_cli.checkpoint.parts import TilePart, tile_parts
 from megatrain_cli.errors import IncompatibleError, Stopped
 from megatrain_cli.store.master import LayerTile, MasterStore
-from megatrain_cli.units import MIB
+from megatrain_cli.units import MIB, show_number
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,12 @@ class LoadReport:
     Attributes:
         num_bytes: That were read.
         seconds: From the start until the last layer was there.
+        not_finite: Of each layer with weights that are not finite, the first such parameter.
     """
 
     num_bytes: int
     seconds: float
+    not_finite: tuple[str, ...] = ()
 
 
 class LazyLoader:
@@ -52,7 +54,7 @@ class LazyLoader:
         direct: Read past the page cache where that can be done.
         before_layer: Called with each layer before its tile is first written, one at a time, as to
             page-lock it.
-        finite: Refuse weights that are not finite, with `NumericsError`.
+        finite: Refuse weights that are not finite, with `NumericsError`; they are reported if not.
 
     Raises:
         IncompatibleError: The checkpoint's layers are not the store's.
@@ -94,6 +96,7 @@ class LazyLoader:
         self._parts_left = [len(shard.parts) - 1 for shard in shards]  # besides weights
         self._left = len(self._readers)
         self._num_bytes = 0
+        self._not_finite: dict[int, str] = {}
         self._failure: BaseException | None = None
         self._ended: float | None = None
         self._prepared: set[int] = set()
@@ -130,7 +133,8 @@ class LazyLoader:
         if self._failure is not None:
             raise self._failure
         assert self._ended is not None
-        return LoadReport(self._num_bytes, self._ended - self._began)
+        named = tuple(name for _, name in sorted(self._not_finite.items()))
+        return LoadReport(self._num_bytes, self._ended - self._began, named)
 
     def close(self) -> None:
         """Stop reading; who still waits for a layer gets an error. No thread is left.
@@ -191,11 +195,12 @@ class LazyLoader:
         """Tell the clock what of a layer is there and right."""
         clock = self._store.clock
         if kind == "weights":
+            tile = self._store.tiles[layer]
             if self._finite:
-                check_finite(
-                    self._store.tiles[layer],
-                    "Go on from an earlier checkpoint, or add `--force`.",
-                )
+                check_finite(tile, "Go on from an earlier checkpoint, or add `--force`.")
+            elif (name := find_not_finite(tile)) is not None:
+                with self._changed:
+                    self._not_finite[layer] = name
             clock.weights_arrived(layer)
         else:
             with self._changed:
@@ -226,8 +231,9 @@ def match_tiles(shards: Sequence[Shard], store: MasterStore) -> list[list[TilePa
     names = [tile.layout.layer.name for tile in store.tiles]
     if [shard.name for shard in shards] != names:
         raise IncompatibleError(
-            f"The checkpoint has {len(shards)} layers, {shards[0].name} to {shards[-1].name}, and "
-            f"the model {len(names)}, {names[0]} to {names[-1]}. Use the model it was made with."
+            f"The checkpoint has {show_number(len(shards), 'layer')}, {shards[0].name} to "
+            f"{shards[-1].name}, and the model {len(names)}, {names[0]} to {names[-1]}. Use the "
+            "model it was made with."
         )
     return [_match(shard, tile) for shard, tile in zip(shards, store.tiles, strict=True)]
 
@@ -250,10 +256,10 @@ def _match(shard: Shard, tile: LayerTile) -> list[TilePart]:
                 (target.tensors[-1], part.tensors[-1]),
             )
             raise IncompatibleError(
-                f"{part.file} has {len(part.tensors)} tensors, as {found.name} {found.dtype} "
-                f"{list(found.shape)}, where this run has {len(target.tensors)}, as {wanted.name} "
-                f"{wanted.dtype} {list(wanted.shape)}. Use the model, `model.dtype` and "
-                "`optimizer.master` that the checkpoint was made with."
+                f"{part.file} has {show_number(len(part.tensors), 'tensor')}, as {found.name} "
+                f"{found.dtype} {list(found.shape)}, where this run has {len(target.tensors)}, as "
+                f"{wanted.name} {wanted.dtype} {list(wanted.shape)}. Use the model, `model.dtype` "
+                "and `optimizer.master` that the checkpoint was made with."
             )
     return targets
 

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from megatrain_cli.checkpoint.manifest import Manifest
 from megatrain_cli.checkpoint.places import short
 from megatrain_cli.checkpoint.shards import Shard
-from megatrain_cli.units import show_bytes, show_count
+from megatrain_cli.units import show_bytes, show_count, show_number
 
 _SHOWN_LOSSES = 5
 _ID_DIGITS = 12
@@ -113,5 +113,5 @@ def _pending(manifest: Manifest) -> str:
     if update is None:
         return "no"
     due = sum(shard.has_grads for shard in manifest.shards)
-    layers = f"{due} of {len(manifest.shards)} shards"
+    layers = f"{due} of {show_number(len(manifest.shards), 'shard')}"
     return f"the update of step {update.step} in {layers}; resume finishes it"

@@ -10,6 +10,7 @@ import typer
 from megatrain_cli.cli.given import open_given
 from megatrain_cli.cli.options import count_threads
 from megatrain_cli.errors import CorruptError
+from megatrain_cli.units import show_number
 
 if TYPE_CHECKING:
     from megatrain_cli.checkpoint.folder import OpenCheckpoint
@@ -83,7 +84,7 @@ def export(
         )
         count = len(done.files)
         say(
-            f"exported {held.folder} to {done.folder}: {count} weight file{'s' * (count > 1)}, "
+            f"exported {held.folder} to {done.folder}: {show_number(count, 'weight file')}, "
             f"{done.dtype}, {show_bytes(done.num_bytes)}",
             data(),
         )

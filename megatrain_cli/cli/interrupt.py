@@ -6,22 +6,22 @@ import signal
 from collections.abc import Iterable
 from contextlib import suppress
 
-from megatrain_cli.signals import SignalThread, leave_now
+from megatrain_cli.signals import WISHES, SignalThread, leave_now
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def settle_signals() -> None:
-    """From now on these end the process at once, with a line; SIGUSR1 waits for `StopRequest`.
+    """From now on these end the process at once, with a line; `WISHES` wait for `StopRequest`.
 
     One that is ignored, as SIGHUP under `nohup`, stays so.
 
-    SIGUSR1 asks for a checkpoint; schedulers send it ahead of a time limit, to every process of a
+    These ask for a checkpoint; schedulers send one ahead of a time limit, to every process of a
     job and whatever it is at. Left alone it would end what has not begun to train. Blocked, it is
     kept by the system, once, also for threads and processes that are started from here on: these
     have the mask too, where a handler of ours would not have come with a new program.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    signal.pthread_sigmask(signal.SIG_BLOCK, WISHES)
     usual = (signal.default_int_handler, signal.SIG_DFL)
     ours = [one for one in _ENDING if signal.getsignal(one) in usual]
     SignalThread(ours, _leave).start()

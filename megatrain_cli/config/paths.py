@@ -90,7 +90,10 @@ def resolve_path(text: str, folder: Path) -> Path:
     except RuntimeError as error:  # pathlib: no such user
         raise _UnusableError(f"the home folder of {expanded.split('/')[0]} is not known") from error
     # Unlike `Path.resolve` it takes every path: whether one can be opened is not asked here.
-    return Path(os.path.realpath(path))
+    resolved = Path(os.path.realpath(path))
+    if not os.path.lexists(resolved) and os.access(path, os.F_OK):
+        return Path(os.path.normpath(path))  # open, and without a name: as /dev/stdin of a pipe
+    return resolved
 
 
 def escape_paths(tree: Mapping[str, dict[str, object]]) -> dict[str, dict[str, object]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from megatrain_cli.config.paths import is_hub_id, split_entry
 from megatrain_cli.config.schema import CheckpointSection, DataSource, TrainConfig
+from megatrain_cli.units import show_number
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _idle_checkpoint(checkpoint: CheckpointSection) -> Iterator[Finding]:
     if milestone is not None and every is not None and milestone % every:
         yield Finding(
             "checkpoint.keep_every_steps",
-            f"a checkpoint is written every {every} steps, so only those of every"
+            f"a checkpoint is written every {show_number(every, 'step')}, so only those of every"
             f" {math.lcm(every, milestone)} steps are kept by it",
         )
     if milestone is not None and every is None:

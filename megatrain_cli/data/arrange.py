@@ -9,6 +9,7 @@ from megatrain_cli.data.mixing import MixedStream
 from megatrain_cli.data.pack import Packs, pack_documents
 from megatrain_cli.data.sampler import RowOrder, RowStream, packing_order
 from megatrain_cli.errors import ConfigError
+from megatrain_cli.units import show_number
 
 
 def hold_out_rows(config: TrainConfig, loaded: LoadedData) -> tuple[Documents, Documents | None]:
@@ -23,8 +24,8 @@ def hold_out_rows(config: TrainConfig, loaded: LoadedData) -> tuple[Documents, D
     documents, held_out = hold_out(examples, share, config.train.seed)
     if not len(documents):
         raise ConfigError(
-            f"data.eval_share: {share:g} of {len(examples)} rows, and rows equal to them, leave "
-            "none to train on. Give more rows, or name some in `data.eval`"
+            f"data.eval_share: {share:g} of {show_number(len(examples), 'row')}, and rows equal to "
+            "them, leave none to train on. Give more rows, or name some in `data.eval`"
         )
     return documents, held_out
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from megatrain_cli.errors import DataError, RowError
+from megatrain_cli.units import show_number
 
 OnBadRow = Literal["error", "skip"]
 
@@ -77,7 +78,7 @@ class BadRows:
     def _check(self, num_rows: int) -> None:
         if self.num_bad > self.limit * num_rows:
             first = (
-                f"{self.num_bad} of {self.num_read} rows cannot be used, more than "
+                f"{self.num_bad} of {show_number(self.num_read, 'row')} cannot be used, more than "
                 f"`data.max_bad_share: {self.limit:g}` allows. Mend the file, or raise it."
             )
             raise DataError("\n".join([first, *self.lines()]))

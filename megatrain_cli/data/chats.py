@@ -4,7 +4,7 @@ Roles are read, never guessed from the order of turns, and any order is taken: w
 written is for the chat template to say.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from megatrain_cli.data.fields import Fields, check_finite, check_text, show_kind
@@ -36,14 +36,20 @@ _SHAREGPT = {
     "tool": "tool",
     "function_call": "function_call",
 }
+_OPENAI = {role: role for role in ROLES}
 
 
 @dataclass(frozen=True)
 class Chat:
-    """The turns of a chat, and the schemas of the tools it may call."""
+    """The turns of a chat, and the schemas of the tools it may call.
+
+    Attributes:
+        roles: As the file names them.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, object], ...] = ()
+    roles: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def read_messages(
     fields: Fields, columns: Mapping[str, str | None], tags: Mapping[str, str]
 ) -> Chat:
     """OpenAI's form: turns of `role` and `content`."""
-    return _chat(fields, _turns(fields, "messages", _openai(columns, tags)))
+    return _chat(fields, *_turns(fields, "messages", _openai(columns, tags)))
 
 
 def read_sharegpt(
@@ -85,7 +91,7 @@ def read_sharegpt(
 ) -> Chat:
     """ShareGPT's form: turns of `from` and `value`, with roles of its own."""
     spelling = _spelling(columns, tags, "from", "value", _SHAREGPT)
-    return _chat(fields, _turns(fields, "messages", spelling))
+    return _chat(fields, *_turns(fields, "messages", spelling))
 
 
 def read_pair(fields: Fields, columns: Mapping[str, str | None], tags: Mapping[str, str]) -> Chat:
@@ -95,9 +101,11 @@ def read_pair(fields: Fields, columns: Mapping[str, str | None], tags: Mapping[s
     """
     spelling = _openai(columns, tags)
     turns: list[Message] = []
+    roles: set[str] = set()
     for field, role in (("prompt", "user"), ("completion", "assistant")):
         if _is_list(fields.get(field)):
-            found = _turns(fields, field, spelling)
+            found, named = _turns(fields, field, spelling)
+            roles |= named
         else:
             found = [{"role": role, "content": fields.text(field)}]
         if field == "prompt":
@@ -105,7 +113,19 @@ def read_pair(fields: Fields, columns: Mapping[str, str | None], tags: Mapping[s
                 {**turn, "train": False} if turn["role"] == "assistant" else turn for turn in found
             ]
         turns += found
-    return _chat(fields, turns)
+    return _chat(fields, turns, roles)
+
+
+def new_names(row_format: str, tags: Mapping[str, str]) -> dict[str, str]:
+    """Of the file's names for roles those that mean something else without `tags` -> the role.
+
+    Args:
+        row_format: Of its rows.
+        tags: Our role -> the file's name for it.
+    """
+    known = _SHAREGPT if row_format == "sharegpt" else _OPENAI
+    named = _as_read(tags)
+    return {tag: ours for ours, tag in tags.items() if known.get(tag) != named[tag]}
 
 
 def _is_list(value: object) -> bool:
@@ -119,7 +139,7 @@ def _is_list(value: object) -> bool:
     return isinstance(value, list)
 
 
-def _chat(fields: Fields, turns: list[Message]) -> Chat:
+def _chat(fields: Fields, turns: list[Message], roles: Collection[str] = ()) -> Chat:
     """The turns behind the row's own system text, and its tools."""
     refuse_columns(fields)
     if system := fields.optional_text("system"):
@@ -132,11 +152,11 @@ def _chat(fields: Fields, turns: list[Message]) -> Chat:
             raise fields.refuse("tools", f"{show_kind(tool)} in the list, objects are expected")
         check_finite(tool, fields.shown("tools"), fields.where)
         tools.append(tool)
-    return Chat(tuple(turns), tuple(tools))
+    return Chat(tuple(turns), tuple(tools), frozenset(roles))
 
 
 def _openai(columns: Mapping[str, str | None], tags: Mapping[str, str]) -> _Spelling:
-    return _spelling(columns, tags, "role", "content", {role: role for role in ROLES})
+    return _spelling(columns, tags, "role", "content", _OPENAI)
 
 
 def _spelling(
@@ -146,24 +166,34 @@ def _spelling(
     content: str,
     roles: Mapping[str, str],
 ) -> _Spelling:
-    named = {tag: "tool" if ours == "observation" else ours for ours, tag in tags.items()}
     return _Spelling(
         columns.get("messages.role") or role,
         columns.get("messages.content") or content,
-        {**roles, **named},
+        {**roles, **_as_read(tags)},
     )
 
 
-def _turns(fields: Fields, field: str, spelling: _Spelling) -> list[Message]:
+def _as_read(tags: Mapping[str, str]) -> dict[str, str]:
+    """The file's name for a role -> the role as it is read."""
+    return {tag: "tool" if ours == "observation" else ours for ours, tag in tags.items()}
+
+
+def _turns(fields: Fields, field: str, spelling: _Spelling) -> tuple[list[Message], set[str]]:
+    """The turns of a list, and their roles as the file names them."""
     shown = fields.shown(field)
-    return [
-        _turn(turn, f"{shown}[{number}]", fields.where, spelling)
-        for number, turn in enumerate(fields.items(field), start=1)
-    ]
+    turns, roles = [], set()
+    for number, turn in enumerate(fields.items(field), start=1):
+        message, role = _turn(turn, f"{shown}[{number}]", fields.where, spelling)
+        turns.append(message)
+        roles.add(role)
+    return turns, roles
 
 
-def _turn(turn: object, place: str, where: str, spelling: _Spelling) -> Message:
-    """One turn, with its content as text. Turns are counted from 1, as a reader would."""
+def _turn(turn: object, place: str, where: str, spelling: _Spelling) -> tuple[Message, str]:
+    """One turn, with its content as text, and its role as the file names it.
+
+    Turns are counted from 1, as a reader would.
+    """
     if not isinstance(turn, dict):
         raise RowError(where, f"{place}: {show_kind(turn)} where an object is expected")
     parts = Fields(turn, where, {"role": spelling.role, "content": spelling.content}, place)
@@ -193,7 +223,7 @@ def _turn(turn: object, place: str, where: str, spelling: _Spelling) -> Message:
         message = {**kept, "role": role, "content": parts.optional_text("content")}
     else:
         message = {**kept, "role": role, "content": parts.text("content")}
-    return _with_train(message, place, where)
+    return _with_train(message, place, where), name
 
 
 def _one_text(parts: Fields) -> object:

@@ -108,8 +108,17 @@ class EncodedChunk:
     faults: tuple[tuple[int, Fault], ...]
 
 
-def read_chunks(sources: Sequence[SourceFile], size: int = CHUNK_ROWS) -> Iterator[Chunk]:
+def read_chunks(
+    sources: Sequence[SourceFile],
+    size: int = CHUNK_ROWS,
+    say: Callable[[str], None] = lambda text: None,
+) -> Iterator[Chunk]:
     """All rows of all sources, in order. Every source ends with a chunk, maybe of no rows.
+
+    Args:
+        sources: What to read.
+        size: Rows of a chunk.
+        say: Told behind each source what a person should know of it.
 
     Raises:
         DataError: A source cannot be read, or has no rows; what was read before is given first.
@@ -120,7 +129,7 @@ def read_chunks(sources: Sequence[SourceFile], size: int = CHUNK_ROWS) -> Iterat
         numbers = {show_path(path): number for number, path in enumerate(source.files)}
         first = True
         try:
-            for item in parse_rows(source):
+            for item in parse_rows(source, say):
                 items.append(Fault.of(item) if isinstance(item, RowError) else item)
                 files.append(numbers.get(item.where.rpartition(":")[0], 0))
                 if len(items) == size:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from megatrain_cli.data.files import MAX_ROW
 from megatrain_cli.data.records import Records
 from megatrain_cli.errors import DataError, RowError
+from megatrain_cli.units import show_number
 
 
 def read_csv(file: BinaryIO, name: str) -> Records:
@@ -33,7 +34,8 @@ def read_csv(file: BinaryIO, name: str) -> Records:
                     raise DataError(f"{where}: the column {doubled[0]!r} is there twice. Keep one.")
                 _refuse_other_commas(row, where)
             elif len(row) != len(header):
-                reason = f"{len(row)} cells in a row of a file with {len(header)} columns"
+                reason = f"{show_number(len(row), 'cell')} in a row of a file with "
+                reason += f"{show_number(len(header), 'column')}"
                 yield where, RowError(where, reason)
             else:
                 yield where, dict(zip(header, row, strict=True))

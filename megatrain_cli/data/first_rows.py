@@ -70,17 +70,21 @@ class FirstRows:
         if self._done or not self._seen:
             return
         self._done = True
+        each, none = "the one row that counts", "the one row that counts has nothing to learn"
+        if self._seen > 1:
+            each = f"each of the first {self._seen} rows"
+            none = f"none of the first {self._seen} rows has anything to learn"
         if self._nothing == self._seen:
             raise DataError(
-                f"{self._where}: none of the first {self._seen} rows has anything to learn. "
-                "Look at data.format, at the roles in the file and at data.max_length."
+                f"{self._where}: {none}. Look at data.format, at the roles in the file and at "
+                "data.max_length."
             )
         if self._whole == self._seen:
-            fault = f"in each of the first {self._seen} rows every token is learnt"
+            fault = f"in {each} every token is learnt"
             if self._tokens < self._seen:
                 raise DataError(
-                    f"{self._where}: {fault}, so no prompt was found in any of them. If that is "
-                    "meant, set `data.train_on_prompt: true`."
+                    f"{self._where}: {fault}, so no prompt was found. If that is meant, set "
+                    "`data.train_on_prompt: true`."
                 )
             self.notes.append(
                 f"{self._where}: {fault}: they have no labels, or labels that leave nothing out"

@@ -69,6 +69,7 @@ class Row:
         where: The file, and the line or row of it, counted from 1.
         labels: As long as `input_ids`: -100, or the token's own id; not shifted.
         source: Index of its source among those of the config.
+        roles: Of its turns, as the file names them.
     """
 
     where: str
@@ -79,6 +80,7 @@ class Row:
     input_ids: tuple[int, ...] | None = None
     labels: tuple[int, ...] | None = None
     source: int = 0
+    roles: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -153,4 +155,11 @@ def parse_row(
         input_ids, labels = read_tokens(fields)
         return Row(where, row_format, input_ids=input_ids, labels=labels, source=source)
     chat = _CHATS[row_format](fields, reading.columns, reading.tags)
-    return Row(where, row_format, messages=chat.messages, tools=chat.tools, source=source)
+    return Row(
+        where,
+        row_format,
+        messages=chat.messages,
+        tools=chat.tools,
+        source=source,
+        roles=chat.roles,
+    )

@@ -13,7 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from megatrain_cli.data.table import Examples
-from megatrain_cli.units import show_count
+from megatrain_cli.units import show_count, show_number
 
 HELD_OUT = "lowest-hashes-v1"
 """Names the rule of `hold_out` in a checkpoint: another rule holds out other rows."""
@@ -66,10 +66,11 @@ def held_out_lines(documents: Documents) -> list[str]:
     total, left = len(documents.examples), len(documents)
     if left == total:
         return []
-    tokens, targets = map(show_count, documents.count_tokens())
+    num_tokens, num_targets = documents.count_tokens()
+    tokens, targets = show_number(num_tokens, "token", show_count), show_count(num_targets)
     return [
         f"{total - left} of them are held out for evaluation",
-        f"trained on are {left}: {tokens} tokens, {targets} of them targets",
+        f"trained on are {left}: {tokens}, {targets} of them targets",
     ]
 
 

@@ -1,7 +1,9 @@
-"""What a source is said to be and its files cannot be: refused, or it would do nothing."""
+"""What is said of a source and would do nothing: refused, or told where it is of no harm."""
 
+from collections.abc import Collection
 from pathlib import Path
 
+from megatrain_cli.data.chats import new_names
 from megatrain_cli.data.files import Kind, show_path
 from megatrain_cli.data.formats import FIELDS, Reading
 from megatrain_cli.errors import DataError
@@ -47,3 +49,27 @@ def refuse_names(name: str, row_format: str, reading: Reading) -> None:
             f"{name}: `tags` of the source names roles, and rows of format {row_format} have no "
             "turns. Remove the key."
         )
+
+
+def idle_tags(
+    name: str, row_format: str | None, reading: Reading, roles: Collection[str]
+) -> list[str]:
+    """What to say of names for roles that no turn has.
+
+    No refusal: many entries of registries name every role that there is.
+
+    Args:
+        name: Of the source.
+        row_format: Of its rows; None where none could be read.
+        reading: What was said of it.
+        roles: Of all turns that were read, as the file names them.
+    """
+    named = {} if row_format is None else new_names(row_format, reading.tags)
+    idle = [f"`{tag}` for {ours}" for tag, ours in named.items() if tag not in roles]
+    if not idle:
+        return []
+    one = len(idle) == 1
+    end = "that role, so it has no effect" if one else "these roles, so they have no effect"
+    return [
+        f"{name}: `tags` of the source names {', '.join(idle)}: no turn that was read has {end}"
+    ]

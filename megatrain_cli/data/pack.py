@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from megatrain_cli.data.first_fit import first_fit
 from megatrain_cli.errors import InternalError
+from megatrain_cli.units import show_number
 
 RULE = "ffd-v1"
 """Names the rule of `pack_documents` in a checkpoint: another rule makes other packs."""
@@ -60,8 +61,9 @@ class Packs:
     def line(self) -> str:
         """What packing came to, for a person."""
         return (
-            f"{len(self.documents)} documents packed into {len(self)} rows of {self.capacity} "
-            f"tokens, which they fill to {self.efficiency:.1%}"
+            f"{show_number(len(self.documents), 'document')} packed into "
+            f"{show_number(len(self), 'row')} of {show_number(self.capacity, 'token')}, which they "
+            f"fill to {self.efficiency:.1%}"
         )
 
 

@@ -200,7 +200,11 @@ class _Job:
             workers = usable_cores() if self.num_bytes >= SMALL_BYTES else 1
         first = FirstRowsOfSources(self.encoding.train_on_prompt)
         chunks = encode_chunks(
-            read_chunks(self.sources), self.tokenizer, self.encoding, workers, first.add
+            read_chunks(self.sources, say=tally.notes.append),
+            self.tokenizer,
+            self.encoding,
+            workers,
+            first.add,
         )
         done = 0
         for chunk in chunks:

@@ -17,6 +17,7 @@ from megatrain_cli.data.held_out import Documents, held_out_lines
 from megatrain_cli.data.load import LoadedData
 from megatrain_cli.data.pack import Packs
 from megatrain_cli.data.template import IGNORED
+from megatrain_cli.units import show_number
 
 Spans = list[tuple[str, bool]]
 
@@ -162,8 +163,8 @@ def count_rows(data: LoadedData, documents: Documents, packs: Packs | None) -> d
 
 
 def measure_lengths(lengths: NDArray[np.int64]) -> dict[str, float]:
-    """Of rows, in tokens; quantiles are lengths that occur."""
-    low, median, high, top = np.quantile(lengths, [0, 0.5, 0.95, 1], method="lower").tolist()
+    """Of rows, in tokens; a quantile is the smallest length that so many rows are up to."""
+    low, median, high, top = np.quantile(lengths, [0, 0.5, 0.95, 1], method="inverted_cdf").tolist()
     return {"min": low, "median": median, "mean": float(lengths.mean()), "p95": high, "max": top}
 
 
@@ -173,9 +174,14 @@ def count_lines(data: LoadedData, documents: Documents, packs: Packs | None) -> 
     lines = summary.lines()
     if len(data.sources) > 1:
         used = zip(data.sources, summary.used_by_source, strict=True)
-        lines += [f"{source.name}: {count} rows used" for source, count in islice(used, _SHOWN)]
+        lines += [
+            f"{source.name}: {show_number(count, 'row')} used"
+            for source, count in islice(used, _SHOWN)
+        ]
         if len(data.sources) > _SHOWN:
-            lines.append(f"and {len(data.sources) - _SHOWN} more sources; --json has them all")
+            lines.append(
+                f"and {show_number(len(data.sources) - _SHOWN, 'more source')}; --json has them all"
+            )
     lines += held_out_lines(documents)
     if packs is not None:
         lines.append(packs.line())

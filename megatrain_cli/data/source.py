@@ -4,7 +4,7 @@ A row is refused with its file, line and field, and never printed: it may be pri
 """
 
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,12 +16,13 @@ from megatrain_cli.data.csv_file import read_csv
 from megatrain_cli.data.files import find_kind, list_files, open_bytes, show_path
 from megatrain_cli.data.formats import FORMATS, Reading, Row, find_format, parse_row
 from megatrain_cli.data.hub import HubSet, read_hub
-from megatrain_cli.data.idle import refuse_names, refuse_sampling
+from megatrain_cli.data.idle import idle_tags, refuse_names, refuse_sampling
 from megatrain_cli.data.json_file import read_json
 from megatrain_cli.data.records import Record, Records
 from megatrain_cli.data.strict_json import parse_json
 from megatrain_cli.data.text_file import SampleBy, read_text
 from megatrain_cli.errors import DataError, RowError
+from megatrain_cli.units import show_number
 
 __all__ = ["SourceFile", "read_rows", "show_path"]
 
@@ -71,8 +72,14 @@ class SourceFile:
         return [] if self.hub else list_files(self.path)
 
 
-def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
+def parse_rows(
+    source: SourceFile, say: Callable[[str], None] = lambda text: None
+) -> Generator[Row | RowError, None, None]:
     """Read and check a source, row by row, in order; a row that cannot be used is its error.
+
+    Args:
+        source: What to read.
+        say: Told at the end what a person should know.
 
     Raises:
         DataError: The source cannot be read, has no rows, has none with a column that was named, or
@@ -90,6 +97,7 @@ def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
     # A field under its own name may be in no row; another name was meant to be found.
     named = source.reading.columns.items()
     unseen = {c: ours for ours, c in named if c and c != ours and "." not in ours}
+    roles: set[str] = set()
     # Closed here, and not when memory is tidied up: it holds an open file.
     with closing(_records(source)) as records:
         for where, value in islice(records, source.max_rows):
@@ -106,6 +114,7 @@ def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
                         refuse_names(source.name, found, source.reading)
                     row_format = found
                     row = parse_row(value, row_format, where, source.reading, source.index)
+                    roles |= row.roles
             except RowError as error:
                 row = error
             yield row
@@ -116,6 +125,8 @@ def parse_rows(source: SourceFile) -> Generator[Row | RowError, None, None]:
             f"{source.name}: `columns` names `{column}` for {ours}, and no row that was read has "
             "such a column. Name another one, or leave the field out."
         )
+    for note in idle_tags(source.name, row_format, source.reading, roles):
+        say(note)
 
 
 def read_rows(source: SourceFile, bad_rows: BadRows | None = None) -> Iterator[Row]:
@@ -213,7 +224,7 @@ def _show_columns(value: Mapping[str, object]) -> str:
         return "none that is a name"
     more = len(names) - _MOST_NAMES
     shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
-    return f"{shown} and {more} others" if more > 0 else shown
+    return f"{shown} and {show_number(more, 'other')}" if more > 0 else shown
 
 
 def _agree(

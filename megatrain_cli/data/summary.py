@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from megatrain_cli.data.bad_rows import BadRows, OnBadRow, SkippedRows, merge_bad_rows
 from megatrain_cli.data.chunks import EncodedChunk
 from megatrain_cli.errors import RowError
-from megatrain_cli.units import show_count
+from megatrain_cli.units import show_count, show_number
 
 # How many places of skipped rows the summary names for one reason.
 _NUM_PLACES = 3
@@ -46,22 +46,25 @@ class DataSummary:
         """The account as text, a line a fact."""
         lines = [f"{file}: read as {found}" for file, found in self.formats.items()]
         left_out = self.num_read - self.num_used
-        lines.append(f"{self.num_read} rows read, {self.num_used} used, {left_out} skipped")
+        lines.append(
+            f"{show_number(self.num_read, 'row')} read, {self.num_used} used, {left_out} skipped"
+        )
         for reason, rows in self.skipped.items():
             lines.append(rows.line(reason))
         if self.num_split:
             lines.append(
-                f"{self.num_split} chats became several rows each: the chat template writes "
-                "earlier turns in another way once a chat goes on"
+                f"{show_number(self.num_split, 'chat')} became several rows each: the chat "
+                "template writes earlier turns in another way once a chat goes on"
             )
         if self.num_used:
             share = 100 * self.num_targets / self.num_tokens
             lines.append(
-                f"{show_count(self.num_tokens)} tokens, {show_count(self.num_targets)} of them "
+                f"{show_number(self.num_tokens, 'token', show_count)}, "
+                f"{show_count(self.num_targets)} of them "
                 f"targets ({share:.0f} %)"
             )
         cut = f"; {self.num_cut} cut to data.max_length {self.max_length}" if self.num_cut else ""
-        lines.append(f"longest row {self.longest} tokens{cut}")
+        lines.append(f"longest row {show_number(self.longest, 'token')}{cut}")
         return [*lines, *self.notes]
 
     def to_json(self) -> dict[str, object]:

@@ -15,6 +15,7 @@ from megatrain_cli.data.formats import Row
 from megatrain_cli.data.tokenise import IGNORED, CutText, tokenise_cut
 from megatrain_cli.data.written import Written, write
 from megatrain_cli.errors import DataError, RowError
+from megatrain_cli.units import show_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -196,7 +197,7 @@ def _fit(
         if overlong == "error":
             raise RowError(
                 where,
-                f"the row has {length} tokens and data.max_length is {max_length}. "
+                f"the row has {show_number(length, 'token')} and data.max_length is {max_length}. "
                 "Raise it, or set `data.overlong` to truncate or drop.",
             )
         if overlong == "drop":

@@ -1,6 +1,7 @@
 """A row that is tokens already: ids, and which of them are learnt."""
 
 from megatrain_cli.data.fields import Fields, show_kind
+from megatrain_cli.units import show_number
 
 IGNORED = -100
 
@@ -51,7 +52,9 @@ def _beside(fields: Fields, field: str, input_ids: tuple[int, ...]) -> tuple[int
     """Whole numbers, as many as tokens; none where the field is left out."""
     numbers = _whole_numbers(fields, field, fields.optional_items(field))
     if numbers and len(numbers) != len(input_ids):
-        raise fields.refuse(field, f"{len(numbers)} items for {len(input_ids)} tokens")
+        raise fields.refuse(
+            field, f"{show_number(len(numbers), 'item')} for {show_number(len(input_ids), 'token')}"
+        )
     return numbers
 
 

@@ -284,30 +284,33 @@ def _summary(
     layers = len(spec.decoder_layers)
     tied = ", tied head" if spec.tied else ""
     updates = "eager" if d.eager else "deferred"
-    slabs, threads = show_number(d.num_slabs, "slab"), show_number(d.threads, "thread")
-    slots, slot_bytes = show_number(d.num_slots, "buffer"), d.slot_numel * DTYPE_BYTES[d.dtype]
+    slot_bytes = d.slot_numel * DTYPE_BYTES[d.dtype]
     kept = f"{d.keep_layers} of {show_number(layers, 'layer')} kept"
     if d.keep_layers < layers:
         # A layer's forward is a third of its work.
         more = 100 * (layers - d.keep_layers) / (3 * layers)
         kept += f", {layers - d.keep_layers} computed twice (+{more:.0f} % work)"
-    rows = f"{d.num_micro_batches} x {d.micro_batch_size} rows of up to {d.max_length} tokens"
+    rows = f"{d.num_micro_batches} x {show_number(d.micro_batch_size, 'row')} of up to "
+    rows += show_number(d.max_length, "token")
     if d.joined > 1:
         rows += f", {d.joined} micro-batches at once"
     size = f"{show_count(spec.num_parameters)} parameters"
     if spec.num_active < spec.num_parameters:
         size += f" ({show_count(spec.num_active)} active: TFLOPS are of these)"
     size += f", {show_number(layers, 'layer')}{tied}"
+    masters = f"{d.tile_format.master}, updates {updates} on {show_number(d.threads, 'thread')}"
+    gradients = show_number(d.num_slabs, "slab") if d.num_slabs else "straight into the tiles"
+    staging = f"{show_number(d.num_slots, 'buffer')} of {show_bytes(slot_bytes)}"
     how = ", compiled" * d.compiled + ", deterministic" * d.deterministic
     return (
         ("model", f"{spec.architecture}, {size}"),
         *((("machine", machine.origin),) if machine.origin else ()),
         ("device", machine.device_name or "CPU"),
         ("compute", f"{d.dtype}, attention {d.attention}{how}"),
-        ("masters", f"{d.tile_format.master}, updates {updates} on {threads}"),
+        ("masters", masters),
         ("store", "page-locked in place" if d.pin_store else "pageable"),
-        ("gradients", slabs if d.num_slabs else "straight into the tiles"),
-        ("staging", f"{slots} of {show_bytes(slot_bytes)}, embedding and head apart"),
+        ("gradients", gradients),
+        ("staging", f"{staging}, embedding and head apart"),
         ("activations", kept + (", inputs offloaded" if d.offload else "")),
         ("step", rows),
         ("learning rate", f"{config.optimizer.learning_rate:g}, {config.schedule.type}"),
@@ -318,7 +321,7 @@ def _checkpoint_text(config: TrainConfig, decisions: Decisions, size: int, kept:
     asked = config.checkpoint
     text = f"{show_bytes(size)} each, the folder up to {show_bytes(kept * size)} ({kept} of them)"
     if asked.keep_every_steps is not None and config.train.max_steps is None:
-        text += f", one more every {asked.keep_every_steps} steps"
+        text += f", one more every {show_number(asked.keep_every_steps, 'step')}"
     if not asked.async_save:
         return f"{text}; training waits for each"
     pool = decisions.pool_bytes

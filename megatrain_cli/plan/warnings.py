@@ -6,6 +6,7 @@ from megatrain_cli.config.schema import KeepLayers, PipelineSection, TrainConfig
 from megatrain_cli.plan.cost import StepBounds
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.units import show_number
 
 # Of the weights of a decoder, as most are initialised; trained ones are of the same size.
 WEIGHT_DEVIATION = 0.02
@@ -63,8 +64,8 @@ def _link_bound(bounds: StepBounds | None) -> str | None:
     needed = math.ceil(bounds.tokens * bounds.link / bounds.compute)
     return (
         f"weights and gradients take {bounds.link:.3g} s over the link and compute takes "
-        f"{bounds.compute:.3g} s: about {needed} tokens a step would hide them, and this step has "
-        f"{bounds.tokens}"
+        f"{bounds.compute:.3g} s: about {show_number(needed, 'token')} a step would hide them, and "
+        f"this step has {bounds.tokens}"
     )
 
 
@@ -110,7 +111,7 @@ def _kept_layers(config: TrainConfig, decisions: Decisions) -> str | None:
         return None
     return (
         f"`pipeline.activations.keep_layers: {asked.keep_layers}` is more than the model's "
-        f"{decisions.keep_layers} layers: all of them are kept"
+        f"{show_number(decisions.keep_layers, 'layer')}: all of them are kept"
     )
 
 

@@ -24,7 +24,7 @@ from megatrain_cli.report.listener import Listener
 from megatrain_cli.report.plan_view import PlanView, say, show_plan
 from megatrain_cli.report.preview_view import Spans, show_first
 from megatrain_cli.report.records import EvalRecord, StepRecord
-from megatrain_cli.units import show_bytes, show_count
+from megatrain_cli.units import show_bytes, show_count, show_number
 
 
 class CursorStays(Console):
@@ -89,7 +89,10 @@ class RunConsole:
             self._last_line = now if self._last_line is None else self._last_line
             if now - self._last_line >= _QUIET_SECONDS:
                 self._last_line = now
-                say(f"prepared {num_rows} rows, {share:.0%} of the data", self._console)
+                say(
+                    f"prepared {show_number(num_rows, 'row')}, {share:.0%} of the data",
+                    self._console,
+                )
             return
         if self._preparing is None:
             self._preparing = Progress(
@@ -188,7 +191,7 @@ def show_evaluation(record: EvalRecord) -> str:
     """An evaluation on one line."""
     return (
         f"eval step {record.step}  loss {record.eval_loss:.4f}  ppl {record.eval_perplexity:.4g}"
-        f"  ({show_count(record.eval_tokens)} tokens, {record.eval_seconds:.1f} s)"
+        f"  ({show_number(record.eval_tokens, 'token', show_count)}, {record.eval_seconds:.1f} s)"
     )
 
 

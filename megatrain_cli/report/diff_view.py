@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megatrain_cli.report.plan_view import print_table, say
+from megatrain_cli.units import show_number
 
 _SHOWN_NAMES = 20
 _SHOWN_VALUE = 100
@@ -86,7 +87,7 @@ def show_difference(found: DifferenceView, left: str, right: str, console: Conso
         say(f"{key}: {_both(value, changed)}", console)
     _names("other contents", found.aux, console)
     equal = found.compared - len(found.tensors)
-    say(f"{equal} of {found.compared} tensors are equal bit for bit", console)
+    say(f"{equal} of {show_number(found.compared, 'tensor')} are equal bit for bit", console)
 
 
 def _names(label: str, names: Sequence[str], console: Console) -> None:

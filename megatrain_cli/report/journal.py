@@ -98,7 +98,8 @@ class Journal:
                 self._write_left()
             if self._left and self._patient is not None:
                 count = self._left.count(b"\n")
-                self._patient(f"{self.path}: no room to the end, its last {count} lines are lost.")
+                last = "last line is" if count == 1 else f"last {count} lines are"
+                self._patient(f"{self.path}: no room to the end, its {last} lost.")
         self._file.close()
 
     def _write_left(self) -> None:

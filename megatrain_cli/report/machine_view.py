@@ -18,7 +18,7 @@ from megatrain_cli.plan.rates import (
     ThreadRate,
 )
 from megatrain_cli.report.plan_view import print_table, say
-from megatrain_cli.units import show_bytes
+from megatrain_cli.units import show_bytes, show_number
 
 _ABSENT = "not measured"
 
@@ -39,7 +39,7 @@ def show_machine(file: MachineFile, console: Console) -> None:
 def _machine_rows(file: MachineFile) -> Iterator[tuple[str, str]]:
     machine, there = file.machine, file.fingerprint
     yield "measured", file.date
-    yield "CPU", f"{there.cpu}, {machine.num_cores} of {there.cores} cores usable"
+    yield "CPU", f"{there.cpu}, {machine.num_cores} of {show_number(there.cores, 'core')} usable"
     free = f"{show_bytes(machine.host_bytes)} may be taken ({machine.host_source})"
     yield "RAM", f"{there.ram_gib} GiB, {free}"
     if machine.has_cuda:

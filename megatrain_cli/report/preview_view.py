@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from megatrain_cli.report.plan_view import say
+from megatrain_cli.units import show_number
 
 TRAINED, UNTRAINED = "bold green", "cyan"
 
@@ -90,7 +91,7 @@ def draw_spans(spans: Spans, console: Console) -> Text:
 
 def show_row(row: RowView, number: int, console: Console) -> None:
     """Print a row; of a pack also where each document begins, and that its positions restart."""
-    size = f"{row.num_tokens} tokens, {row.num_targets} targets"
+    size = f"{show_number(row.num_tokens, 'token')}, {show_number(row.num_targets, 'target')}"
     if row.capacity is None:
         [document] = row.documents
         say(f"row {number}: {document.source}:{document.line}, {size}", console, style="bold")
@@ -98,7 +99,7 @@ def show_row(row: RowView, number: int, console: Console) -> None:
         return
     count = len(row.documents)
     say(
-        f"row {number}: {count} document{'s' * (count > 1)}, {size}, room for {row.capacity}",
+        f"row {number}: {show_number(count, 'document')}, {size}, room for {row.capacity}",
         console,
         style="bold",
     )
@@ -107,7 +108,7 @@ def show_row(row: RowView, number: int, console: Console) -> None:
         say(
             f"--- {i} of {count}: {document.source}:{document.line}, tokens {document.start} to "
             f"{end} of the row, positions from 0 to {document.num_tokens - 1}, "
-            f"{document.num_targets} targets",
+            f"{show_number(document.num_targets, 'target')}",
             console,
         )
         _show_text(document.spans, console)

@@ -30,6 +30,7 @@ from megatrain_cli.train.evaluating import evaluations_of
 from megatrain_cli.train.facts import run_facts
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.kept_journal import keep_journal
+from megatrain_cli.train.loaded import notes_on_loaded
 from megatrain_cli.train.loop import Run
 from megatrain_cli.train.not_loaded import DamagedCheckpoint, LockRefused
 from megatrain_cli.train.preparation import device_errors, prepare_attempt
@@ -40,7 +41,7 @@ from megatrain_cli.train.step import UpdateStop, finish_update
 from megatrain_cli.train.stop import StopRequest
 from megatrain_cli.train.superseded import make_way, set_aside
 from megatrain_cli.train.watchdog import Watchdog
-from megatrain_cli.units import show_bytes
+from megatrain_cli.units import show_number
 
 
 class Attempt:
@@ -160,11 +161,8 @@ class Attempt:
             report = self._loader.wait()
             # Else its room would stay taken after it is retired, as long as this process lives.
             self._resumption.checkpoint.close()
-            rate = show_bytes(round(report.num_bytes / max(report.seconds, 1e-9)))
-            self._console.note(
-                f"loaded {show_bytes(report.num_bytes)} in {report.seconds:.1f} s, {rate}/s; every "
-                "byte was verified"
-            )
+            for line in notes_on_loaded(report, force=self._force):
+                self._console.note(line)
             for line in self._resumption.go_on():
                 self._console.note(line)
             manifest = self._resumption.checkpoint.manifest
@@ -219,7 +217,9 @@ class Attempt:
             float.fromhex(pending.grad_scale),
         )
         layers = finish_update(self._engine.store, self._engine.updater, scalars)
-        self._console.note(f"finished the update of step {pending.step} in {len(layers)} layers")
+        self._console.note(
+            f"finished the update of step {pending.step} in {show_number(len(layers), 'layer')}"
+        )
 
     def _replace_pending(self, saving: Saving) -> None:
         """No step follows: the last checkpoint is to be a whole one, and needs the old one's name.

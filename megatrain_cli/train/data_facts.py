@@ -14,6 +14,7 @@ from megatrain_cli.data.source import SourceFile as DataSource
 from megatrain_cli.data.sources import find_sources
 from megatrain_cli.errors import IncompatibleError
 from megatrain_cli.train.rows import TrainingRows
+from megatrain_cli.units import show_number
 
 # Keys that decide which tokens a file's rows become.
 _MAKE_ROWS = (
@@ -92,9 +93,10 @@ def check_data(
         return [{"step": step, "key": "data.train", "old": list(was), "new": list(is_now)}]
     if saved.rows_xxh3_128 != now.rows_xxh3_128 and not set(_MAKE_ROWS).intersection(allowed):
         raise IncompatibleError(
-            f"The data files are those of the checkpoint, but they give other tokens: "
-            f"{saved.num_rows} rows then, {now.num_rows} now. The tokenizer, its template or the "
-            "library that reads it has changed; use those that the run was begun with."
+            "The data files are those of the checkpoint, but they give other tokens: "
+            f"{show_number(saved.num_rows, 'row')} then, {now.num_rows} now. The tokenizer, its "
+            "template or the library that reads it has changed; use those that the run was begun "
+            "with."
         )
     return []
 
@@ -114,8 +116,8 @@ def _explain(was: tuple[SourceFile, ...], now: tuple[SourceFile, ...]) -> str:
     if len(was) != len(now):
         names = ", ".join(_name(source) for source in was)
         return (
-            f"The checkpoint was made with {len(was)} data files ({names}), and there are "
-            f"{len(now)} now. Give the same ones, or {_ALLOW}."
+            f"The checkpoint was made with {show_number(len(was), 'data file')} ({names}), and "
+            f"there are {len(now)} now. Give the same ones, or {_ALLOW}."
         )
     lines = [
         f"{new.path}: not the content that the run was begun with: {_sizes(old, new)} "

@@ -7,9 +7,9 @@ from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import prepare
 from megatrain_cli.train.forecast import forecast
 from megatrain_cli.train.look_ahead import is_hopeless, with_rows
-from megatrain_cli.train.model_folder import check_examples, weights_of
-from megatrain_cli.train.preparation import refuse_what_does_not_fit, show_rows
-from megatrain_cli.train.rows import load_rows
+from megatrain_cli.train.model_folder import weights_of
+from megatrain_cli.train.preparation import refuse_what_does_not_fit, take_rows
+from megatrain_cli.units import show_number
 
 
 def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
@@ -32,11 +32,7 @@ def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
         refuse_what_does_not_fit(plan)  # before any data is read
     if config.model.init == "pretrained" and any(Path(config.model.path).glob("*.safetensors*")):
         weights_of(config, skeleton)
-    rows = load_rows(config, plan.decisions, say=console.note, progress=console.preparing)
-    check_examples(rows.examples, skeleton, Path(config.model.path))
-    if rows.evaluation is not None:
-        check_examples(rows.evaluation.documents.examples, skeleton, Path(config.model.path))
-    show_rows(rows, console)
+    rows = take_rows(config, skeleton, plan, console)
     plan = with_rows(config, skeleton, plan, rows)
     console.plan(plan)
     spec, steps = skeleton.spec, rows.total_steps
@@ -45,6 +41,7 @@ def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
         console.note(line)
     refuse_what_does_not_fit(plan)
     console.note(
-        f"dry run: {rows.total_steps} steps of {rows.rows_per_step} rows would be made; no weights "
+        f"dry run: {show_number(rows.total_steps, 'step')} of "
+        f"{show_number(rows.rows_per_step, 'row')} would be made; no weights "
         "were loaded and no run folder was written"
     )

@@ -28,7 +28,13 @@ from megatrain_cli.train.identity import (
     write_identity,
 )
 from megatrain_cli.train.lock import LostLockError, RunLock
-from megatrain_cli.train.superseded import SUPERSEDED, cut_journal, set_aside, split_journal
+from megatrain_cli.train.superseded import (
+    SUPERSEDED,
+    cut_journal,
+    moved_lines,
+    set_aside,
+    split_journal,
+)
 
 CONFIG_NAME = "config.yaml"
 
@@ -81,7 +87,7 @@ class RunFolder:
             if num_lines:
                 note = (
                     f"{path} holds a run that ended before anything of it was saved. It begins "
-                    f"again; its {num_lines} lines of metrics.jsonl were moved to superseded/"
+                    f"again; its {moved_lines(num_lines)}"
                 )
                 self.notes = (note,)
         except BaseException:

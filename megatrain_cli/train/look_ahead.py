@@ -17,7 +17,7 @@ from megatrain_cli.pipeline.graph_size import measure_graphs
 from megatrain_cli.plan.decide import Known
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.train.rows import TrainingRows, load_rows
-from megatrain_cli.units import GIB, MIB, show_bytes
+from megatrain_cli.units import GIB, MIB, show_bytes, show_number
 
 READ_BYTES = 4 * MIB
 """Files that are tokenised for a plan: a few seconds."""
@@ -68,7 +68,7 @@ def _again(config: TrainConfig, skeleton: Skeleton, plan: RunPlan, known: Known)
 
 def _find_rows(config: TrainConfig, plan: RunPlan) -> tuple[TrainingRows | None, str]:
     """The rows if they are soon known, and a line on that."""
-    data, bound = config.data, f"each may have {plan.decisions.max_length} tokens"
+    data, bound = config.data, f"each may have {show_number(plan.decisions.max_length, 'token')}"
     try:
         sources = [*find_sources(data), *(find_sources(data, data.eval) if data.eval else ())]
         if any(source.hub for source in sources):
@@ -84,4 +84,5 @@ def _find_rows(config: TrainConfig, plan: RunPlan) -> tuple[TrainingRows | None,
     except (MegatrainError, OSError) as error:
         # A plan may be asked for before all is in place; `train` refuses what is not.
         return None, f"not known ({str(error).splitlines()[0]}): {bound}"
-    return rows, (f"longest {rows.row_lengths.max()} tokens, all {rows.rows_per_epoch} rows {how}")
+    longest = show_number(int(rows.row_lengths.max()), "token")
+    return rows, f"longest {longest}, all {show_number(rows.rows_per_epoch, 'row')} {how}"

@@ -7,6 +7,7 @@ from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import ModelError
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.store.source import SafetensorsSource
+from megatrain_cli.units import show_number
 
 
 def check_examples(examples: Examples, skeleton: Skeleton, folder: Path) -> None:
@@ -18,8 +19,8 @@ def check_examples(examples: Examples, skeleton: Skeleton, folder: Path) -> None
     longest, limit = int(examples.lengths.max()), skeleton.spec.max_positions
     if limit is not None and longest > limit:
         raise ModelError(
-            f"The longest row has {longest} tokens and {skeleton.spec.architecture} in {folder} "
-            f"has {limit} positions. Set `data.max_length: {limit}`."
+            f"The longest row has {show_number(longest, 'token')} and {skeleton.spec.architecture} "
+            f"in {folder} has {show_number(limit, 'position')}. Set `data.max_length: {limit}`."
         )
     largest = int(examples.tokens.max())
     if largest >= skeleton.spec.vocab_size:

@@ -35,11 +35,12 @@ from megatrain_cli.train.numerics import (
     not_bit_exact,
     numerics_of,
 )
-from megatrain_cli.train.position import START
+from megatrain_cli.train.position import START, Position
 from megatrain_cli.train.resume import SAVED_CONFIG, Resumption
 from megatrain_cli.train.room import look_at_disk
 from megatrain_cli.train.rows import TrainingRows, load_rows
 from megatrain_cli.train.warm_up import warm_up
+from megatrain_cli.units import show_number
 
 SAVED_PLAN = "training/plan.json"
 """The plan in force, as a file of each checkpoint."""
@@ -100,11 +101,7 @@ def prepare_attempt(
     if resumption is None and config.model.init == "pretrained":
         weights_of(config, skeleton)  # tokenising may take an hour: what is missing is said before
     start = START if resumption is None else resumption.position
-    rows = load_rows(config, plan.decisions, start, console.note, console.preparing)
-    check_examples(rows.examples, skeleton, Path(config.model.path))
-    if rows.evaluation is not None:
-        check_examples(rows.evaluation.documents.examples, skeleton, Path(config.model.path))
-    show_rows(rows, console)
+    rows = take_rows(config, skeleton, plan, console, start)
     data = data_facts(config, rows)
     source = Path(config.model.path)
     model = model_facts(skeleton, (source / "config.json").read_bytes())
@@ -150,7 +147,7 @@ def device_errors(num_rows: int) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise DeviceError(
-            f"The GPU ran out of memory with {num_rows} rows in a layer at once: "
+            f"The GPU ran out of memory with {show_number(num_rows, 'row')} in a layer at once: "
             f"{str(error).splitlines()[0]} Set `pipeline.activations: recompute`, or a smaller "
             "`train.micro_batch_size`."
         ) from error
@@ -182,17 +179,39 @@ def refuse_what_does_not_fit(plan: RunPlan) -> None:
         raise PlanError("\n".join(plan.shortfalls))
 
 
-def show_rows(rows: TrainingRows, console: RunConsole) -> None:
-    """Say what became of the rows, and show one as it is learnt."""
+def take_rows(
+    config: TrainConfig,
+    skeleton: Skeleton,
+    plan: RunPlan,
+    console: RunConsole,
+    start: Position = START,
+) -> TrainingRows:
+    """Read all rows, look at them with the model's eyes, and show what became of them.
+
+    Args:
+        config: What was asked.
+        skeleton: Of the model that is to take them.
+        plan: Made before they were known.
+        console: Hears how far it has come, the account, and one row as it is learnt.
+        start: Where a resumed run goes on.
+
+    Raises:
+        MegatrainError: As `load_rows`, and as `check_examples`.
+    """
+    rows = load_rows(config, plan.decisions, start, console.note, console.preparing)
+    check_examples(rows.examples, skeleton, Path(config.model.path))
+    if rows.evaluation is not None:
+        check_examples(rows.evaluation.documents.examples, skeleton, Path(config.model.path))
     for line in rows.lines():
         console.note(line)
     console.first_row(rows.example)
+    return rows
 
 
 def _note_padding(plan: RunPlan, rows: TrainingRows, console: RunConsole) -> None:
     if plan.decisions.compiled and rows.padding > NOTED_PADDING:
         console.note(
-            f"{rows.padding:.0%} of the layers' work is on padding: compiled rows all have "
-            f"the length of the longest, {plan.decisions.max_length} tokens. A lower "
+            f"{rows.padding:.0%} of the layers' work is on padding: compiled rows all have the "
+            f"length of the longest, {show_number(plan.decisions.max_length, 'token')}. A lower "
             "`data.max_length`, or `pipeline.compile: false`, may be faster."
         )

@@ -31,6 +31,7 @@ from megatrain_cli.train.folder import CONFIG_NAME, RunFolder
 from megatrain_cli.train.identity import Origin
 from megatrain_cli.train.position import Position, position_of
 from megatrain_cli.train.saved_template import find_saved_template
+from megatrain_cli.train.superseded import moved_lines
 from megatrain_cli.train.target import Choice, choose, find_target
 
 SAVED_CONFIG = "training/config.yaml"
@@ -142,7 +143,7 @@ class Resumption:
         )
         told = [f"{path.name} was moved to superseded/" for path in self.choice.superseded]
         if num_lines:
-            told.append(f"{num_lines} lines of metrics.jsonl were moved to superseded/")
+            told.append(moved_lines(num_lines))
         return tuple(told)
 
 

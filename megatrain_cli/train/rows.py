@@ -27,7 +27,7 @@ from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.train.eval_rows import EvaluationRows, evaluation_rows, load_evaluation
 from megatrain_cli.train.layout import LENGTH_STEP, StepRows, lay_out
 from megatrain_cli.train.position import START, Position
-from megatrain_cli.units import round_up
+from megatrain_cli.units import round_up, show_number
 
 # Rows of a run whose steps are looked at one by one for the one that has most tokens.
 _COUNTED_ROWS = 20_000
@@ -247,9 +247,10 @@ def load_rows(
         left = last - start.row
         if left < 0:
             raise ConfigError(
-                f"train.num_epochs: the run has taken {start.row} rows already, beyond {last}, the "
-                f"end of {train.num_epochs:g} passes over {stream.num_rows} rows. Ask for more, or "
-                "name an earlier checkpoint."
+                f"train.num_epochs: the run has taken {show_number(start.row, 'row')} already, "
+                f"beyond {last}, the end of {train.num_epochs:g} passes over "
+                f"{show_number(stream.num_rows, 'row')}. Ask for more, or name an earlier "
+                "checkpoint."
             )
         rows_per_step = train.micro_batch_size * train.gradient_accumulation_steps
         steps = start.step + math.ceil(left / rows_per_step)

@@ -22,7 +22,7 @@ from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.lock import LostLockError
 from megatrain_cli.train.preparation import Prepared
 from megatrain_cli.train.step import StepUpdate
-from megatrain_cli.units import show_bytes
+from megatrain_cli.units import show_bytes, show_number
 
 # Saves in a row that may fail with `on_error: warn`.
 _MAY_FAIL = 2
@@ -210,8 +210,8 @@ class Saving:
             rate = show_bytes(round(report.num_bytes / max(report.seconds, 1e-9)))
             self.console.note(
                 f"the save of step {report.step} took {report.seconds:.1f} s at {rate}/s, as long "
-                f"as {steps} steps, and those due meanwhile became one. The disk keeps up with "
-                f"`checkpoint.save_steps: {steps}` or more."
+                f"as {show_number(steps, 'step')}, and those due meanwhile became one. The disk "
+                f"keeps up with `checkpoint.save_steps: {steps}` or more."
             )
 
     def _prune(self) -> bool:

@@ -1,9 +1,9 @@
 """Signals: finish the step, save, leave; or save and go on. The second one ends at once.
 
-SIGINT, SIGTERM and SIGHUP ask for the end, SIGUSR1 for a checkpoint; SIGQUIT ends at once and saves
-nothing. SIGHUP and SIGQUIT that were ignored when the run began, as under `nohup`, stay so. SIGUSR1
-that came before, while it was blocked (`settle_signals`), is noted at once; one that comes behind
-the run harms it no more. How the run ends is known by then: a signal only hastens that.
+SIGINT, SIGTERM and SIGHUP ask for the end, `WISHES` for a checkpoint; SIGQUIT ends at once and
+saves nothing. SIGHUP and SIGQUIT that were ignored when the run began, as under `nohup`, stay so. A
+wish that came before, while it was blocked (`settle_signals`), is noted at once; one that comes
+behind the run harms it no more. How the run ends is known by then: a signal only hastens that.
 
 At once is where the signal is heeded. A KeyboardInterrupt would be raised wherever the main thread
 is by then: it is lost in a destructor or a callback, and where it is not, unwinding waits for the
@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from megatrain_cli.errors import MegatrainError
-from megatrain_cli.signals import SignalThread, decide_end, leave_end_open, leave_now
+from megatrain_cli.signals import WISHES, SignalThread, decide_end, leave_end_open, leave_now
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _UNLESS_IGNORED = (signal.SIGHUP, signal.SIGQUIT)
@@ -51,7 +51,7 @@ class StopRequest:
         self._save_wanted = False
         self._held: set[int] = set()
         heard = [one for one in _UNLESS_IGNORED if signal.getsignal(one) is not signal.SIG_IGN]
-        self._signals = SignalThread([*_ENDING, *heard, signal.SIGUSR1], self._note)
+        self._signals = SignalThread([*_ENDING, *heard, *WISHES], self._note)
 
     @property
     def number(self) -> int | None:
@@ -80,8 +80,7 @@ class StopRequest:
     def __enter__(self) -> Self:
         leave_end_open()
         self._signals.start()
-        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-        self._held = blocked & {signal.SIGUSR1}
+        self._held = signal.pthread_sigmask(signal.SIG_UNBLOCK, WISHES).intersection(WISHES)
         return self
 
     def __exit__(
@@ -98,7 +97,7 @@ class StopRequest:
         self._signals.stop()
 
     def _note(self, number: int) -> None:
-        if number == signal.SIGUSR1:
+        if number in WISHES:
             self._save_wanted = True
             return
         name = signal.Signals(number).name

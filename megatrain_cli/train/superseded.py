@@ -15,6 +15,7 @@ from megatrain_cli.checkpoint.storage import ensure_folder, storage_error
 from megatrain_cli.errors import CorruptError
 from megatrain_cli.regular import read_file
 from megatrain_cli.train.durable import replace_file
+from megatrain_cli.units import show_number
 
 SUPERSEDED = "superseded"
 
@@ -174,3 +175,9 @@ def _step_of(line: bytes, journal: Path, number: int) -> int:
     if not isinstance(step, int):
         raise CorruptError(f"{journal}:{number}: not a step record. Move the file away to go on.")
     return step
+
+
+def moved_lines(count: int) -> str:
+    """What to say of lines of the journal that were set aside."""
+    were = "was" if count == 1 else "were"
+    return f"{show_number(count, 'line')} of metrics.jsonl {were} moved to superseded/"

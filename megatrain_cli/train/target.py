@@ -164,7 +164,7 @@ def choose(
             return Choice(checkpoint, (), 0, notes)
         found = candidates(target.run, fs, run_id)
         if target.checkpoint is not None:
-            _check_named(checkpoint, found, run_id, rewind=rewind)
+            notes = (*notes, *_check_named(checkpoint, found, run_id, rewind=rewind))
         step = position_of(checkpoint.manifest).step
         later = later_folders(fs, target.run / CHECKPOINTS, step)
         attempts = [one.manifest.attempt for one in found if one.manifest is not None]
@@ -177,23 +177,28 @@ def choose(
 
 def _check_named(
     checkpoint: OpenCheckpoint, found: Sequence[Candidate], run_id: str | None, *, rewind: bool
-) -> None:
+) -> list[str]:
+    """Refuse one that is not the newest, without `--rewind`; what to say of `--rewind` else."""
     folder, its_run = checkpoint.folder, checkpoint.manifest.run_id
     if run_id is not None and its_run != run_id:
         raise IncompatibleError(
             f"{folder} is of run {its_run}, and lies in the folder of run {run_id}. Begin a run "
             "from it with `--fork NEW_RUN`."
         )
-    if rewind:
-        return
-    for one in found:
+    for one in found if not rewind else ():
         refuse_closed(one)
     newest = pick(found)
     if newest is None or newest.manifest is None:
-        return
-    if newest.manifest.id != checkpoint.manifest.id:
+        return []
+    is_newest = newest.manifest.id == checkpoint.manifest.id
+    if rewind:
+        said = f"--rewind: has no effect: {folder.name} is the newest checkpoint of its run"
+        # Where a newer one may be whole, it is refused without.
+        return [said] if is_newest and not any(one.closed for one in found) else []
+    if not is_newest:
         raise ConfigError(
             f"{folder} is not the newest checkpoint of its run: {newest.folder.name} is. Resume"
             " the run's folder to go on from that one, add `--rewind` to give up what came after"
             " this one (it is moved, not deleted), or `--fork NEW_RUN` to keep both."
         )
+    return []

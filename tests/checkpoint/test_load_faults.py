@@ -182,12 +182,19 @@ def test_weights_that_are_not_finite_are_refused_before_they_are_used_unless_for
     """F56: no version of ours saves such a checkpoint; others may."""
     source = make_store()
     source.tiles[2].weights[5] = torch.inf
-    monkeypatch.setattr(layer_writer, "check_finite", lambda tile, advice: None)
-    folder = save(source, tmp_path, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(layer_writer, "check_finite", lambda tile, advice: None)
+        folder = save(source, tmp_path, 0)
     store = MasterStore(LAYOUTS, SPLIT)
     with loading(folder, store, finite=True) as loader:
         loader.start()
         with pytest.raises(NumericsError, match=r"not finite.*--force"):
             store.clock.wait_for_weights(2)
-    load(folder, store, finite=False)
+    named = load(folder, store, finite=False).not_finite
     assert store.tiles[2].weights[5] == torch.inf
+    assert named == (store.tiles[2].layout.entries[0].param.name,)
+
+
+def test_who_forces_weights_that_are_all_finite_can_tell(tmp_path: Path) -> None:
+    folder = save(make_store(), tmp_path, 0)
+    assert load(folder, MasterStore(LAYOUTS, SPLIT), finite=False).not_finite == ()

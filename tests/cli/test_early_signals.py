@@ -77,6 +77,7 @@ main()
         (signal.SIGHUP, (129, "", "Stopped by SIGHUP.\n")),
         (signal.SIGQUIT, (131, "", "Stopped by SIGQUIT.\n")),
         (signal.SIGUSR1, (0, f"megatrain {__version__}\n", "")),  # waits for a run to save
+        (signal.SIGUSR2, (0, f"megatrain {__version__}\n", "")),
     ],
 )
 def test_a_signal_is_seen_to_before_anything_slow_is_imported(

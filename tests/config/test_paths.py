@@ -1,5 +1,6 @@
 """Paths: one base, the config file's folder, wherever the command runs; `~` and `${NAME}`."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -317,3 +318,18 @@ def test_what_is_no_file_is_refused_among_those_of_a_model(
     (tmp_path / "tiny" / "nowhere").symlink_to("none")
     (problem,) = [line for line in missing(load, "model.path=tiny") if "model.path" in line]
     assert f"holds {name}, a {kind}, which no model has; move it away" in problem
+
+
+@pytest.mark.parametrize("key", ["data.train", "data.eval"])
+def test_a_pipe_without_a_name_is_called_one(load: Load, key: str) -> None:
+    """What `<(...)` and `cat rows |` give: /proc links it to no place."""
+    reading, writing = os.pipe()
+    try:
+        problems = missing(load, f"{key}=/dev/fd/{reading}")
+    finally:
+        os.close(reading)
+        os.close(writing)
+    said = f"{key}: `/dev/fd/{reading}` is a pipe, where a file or a folder belongs"
+    assert [problem for problem in problems if key in problem] == [
+        f"override `{key}=/dev/fd/{reading}`: {said}"
+    ]

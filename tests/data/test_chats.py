@@ -208,7 +208,7 @@ def test_an_empty_text_does_not_make_a_format_where_another_column_is_full(write
         ({"input_ids": [1, 2.0]}, "input_ids: item 2 is a number that is not whole"),
         ({"input_ids": [True]}, "input_ids: item 1 is true or false"),
         ({"input_ids": [1, -1]}, "input_ids: item 2 is below 0"),
-        ({"input_ids": [1, 2], "labels": [1]}, "labels: 1 items for 2 tokens"),
+        ({"input_ids": [1, 2], "labels": [1]}, "labels: 1 item for 2 tokens"),
         ({"input_ids": [1, 2], "labels": [2, -100]}, "labels: item 1 is neither -100 nor"),
         ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "attention_mask: not all ones"),
         ({"input_ids": [1, 2], "completion_mask": [0, 1]}, "completion_mask: not all ones, and"),

@@ -134,8 +134,8 @@ def test_a_text_without_an_end_is_refused(write: Write, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        (b"text\na\nb,c\n", ":3: 2 cells in a row of a file with 1 columns"),
-        (b"text,input\na\n", ":2: 1 cells in a row of a file with 2 columns"),
+        (b"text\na\nb,c\n", ":3: 2 cells in a row of a file with 1 column"),
+        (b"text,input\na\n", ":2: 1 cell in a row of a file with 2 columns"),
         (b"text,text\na,b\n", ":1: the column 'text' is there twice"),
         (b'text\n"a\n', ":2: broken CSV: unexpected end of data"),
         (b'text\n"a"b\n', ":2: broken CSV"),

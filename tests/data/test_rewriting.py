@@ -178,7 +178,7 @@ def test_chats_that_became_several_rows_are_counted(write: Callable[..., Path]) 
     )
     assert len(examples) == 3
     assert (summary.num_read, summary.num_used, summary.num_split) == (3, 2, 1)
-    assert any(line.startswith("1 chats became several rows") for line in summary.lines())
+    assert any(line.startswith("1 chat became several rows") for line in summary.lines())
 
 
 def test_answers_at_one_place_are_refused() -> None:

@@ -324,7 +324,7 @@ def test_the_summary_says_what_was_decided() -> None:
     assert on_cpu["device"] == "CPU"
     assert on_cpu["store"] == "pageable"
     assert on_cpu["gradients"] == "6 slabs"  # the step has no more pieces
-    assert on_cpu["step"] == "12 x 1 rows of up to 64 tokens"
+    assert on_cpu["step"] == "12 x 1 row of up to 64 tokens"
 
 
 @given(specs, machines, sections)

@@ -186,7 +186,7 @@ def test_a_patient_journal_keeps_its_lines_until_the_disk_has_room(tmp_path: Pat
         assert [one.step for one in read_journal(tmp_path / "m")] == [1, 2, 3, 4]
         fill_disk(journal)
         journal.write(record(5))
-    assert said[1:] == [f"{tmp_path / 'm'}: no room to the end, its last 1 lines are lost."]
+    assert said[1:] == [f"{tmp_path / 'm'}: no room to the end, its last line is lost."]
     assert [one.step for one in read_journal(tmp_path / "m")] == [1, 2, 3, 4]
 
 

@@ -55,11 +55,13 @@ def resume_here(
     *overrides: str,
     steps: int | None = None,
     rewind: bool = False,
+    force: bool = False,
     said: Said | None = None,
 ) -> str:
     said = said or Said()
+    asked = ResumeRequest(run, tuple(overrides), steps=steps, rewind=rewind, force=force)
     with said.console, one_thread():
-        resume(ResumeRequest(run, tuple(overrides), steps=steps, rewind=rewind), said.console)
+        resume(asked, said.console)
     return said.text
 
 

@@ -204,7 +204,7 @@ def test_rows_held_out_are_never_trained_on(packing: bool, tmp_path: Path) -> No
 
 def test_a_share_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     config = make_workspace(tmp_path, rows=1, data={"eval_share": 0.5})
-    said = r"data\.eval_share: 0\.5 of 1 rows, .*leave none"
+    said = r"data\.eval_share: 0\.5 of 1 row, .*leave none"
     with pytest.raises(ConfigError, match=said), start(config):
         pass
 

@@ -12,6 +12,7 @@ import pytest
 
 from megatrain_cli.errors import Stopped
 from megatrain_cli.train.step import StepUpdate
+from megatrain_cli.units import show_number
 from tests.checkpoint.tiles import manifest_of
 from tests.train.same_runs import checkpoints, differences
 from tests.train.whole_runs import Died, Runs, die, stop, with_dropout
@@ -68,7 +69,7 @@ def test_the_rest_of_an_update_is_saved_and_done_by_resume(
     assert sorted(s.layer_step for s in manifest.shards) == [1] * (LAYERS - number) + [2] * number
     assert sum(shard.has_grads for shard in manifest.shards) == LAYERS - number
     said = runs.resume(run)
-    assert f"finished the update of step 2 in {LAYERS - number} layers" in said
+    assert f"finished the update of step 2 in {show_number(LAYERS - number, 'layer')}" in said
     assert not differences(whole, run)
 
 

@@ -11,6 +11,7 @@ import pytest
 from megatrain_cli.checkpoint.save import Saver, SaveReport
 from megatrain_cli.errors import Stopped, StoppedUnsaved
 from megatrain_cli.pipeline.ops import Kind
+from megatrain_cli.signals import WISHES
 from tests.train.live import (
     Moments,
     Said,
@@ -122,11 +123,12 @@ def test_a_save_of_this_step_that_is_under_way_is_waited_for_and_not_made_again(
     assert checkpoints_of(run) == ["step-00000003"]
 
 
+@pytest.mark.parametrize("number", WISHES)
 def test_a_wish_for_a_checkpoint_is_met_and_the_run_goes_on(
-    workspace: Path, tmp_path: Path, moments: Moments
+    number: signal.Signals, workspace: Path, tmp_path: Path, moments: Moments
 ) -> None:
     run = tmp_path / "run"
-    moments.at(2, Kind.BACKWARD, lambda: signal.raise_signal(signal.SIGUSR1))
+    moments.at(2, Kind.BACKWARD, lambda: signal.raise_signal(number))
     said = train_here(workspace, f"train.output_dir={run}", "checkpoint.async_save=false")
     assert re.findall(r"saved \S+-(\d+) \(", said) == ["00000002", "00000006"]
     assert [record["step"] for record in journal_of(run)] == [1, 2, 3, 4, 5, 6]

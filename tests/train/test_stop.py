@@ -9,6 +9,7 @@ import pytest
 
 from megatrain_cli import signals
 from megatrain_cli.errors import NumericsError, Stopped
+from megatrain_cli.signals import WISHES
 from megatrain_cli.train import stop as stop_module
 from megatrain_cli.train.stop import StopRequest
 
@@ -43,8 +44,8 @@ def test_a_second_interrupt_ends_at_once_whatever_it_did_before(
                 signal.raise_signal(signal.SIGINT)
             assert not ended
             signal.raise_signal(signal.SIGINT)
-            assert ended.pop() == signal.SIGINT
             assert stop.signal_name == first.name
+            assert ended.pop() == signal.SIGINT
     assert signal.signal(signal.SIGINT, before) == signal.SIG_IGN
 
 
@@ -64,6 +65,7 @@ def test_what_follows_in_the_same_second_is_the_same_request_and_later_ends_at_o
         assert not ended
         now = 101.1
         signal.raise_signal(second)
+        assert stop.number == number  # heard of by now, on whichever thread
         assert ended == [second]
 
 
@@ -71,6 +73,7 @@ def test_a_quit_ends_at_once(ended: list[int]) -> None:
     before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGQUIT)
+        assert stop.number == signal.SIGQUIT
         assert ended[0] == signal.SIGQUIT
         assert stop.seconds >= 0
     assert signal.signal(signal.SIGQUIT, before) == signal.SIG_DFL
@@ -138,15 +141,18 @@ def test_the_former_handler_is_back_afterwards(number: signal.Signals) -> None:
     assert signal.getsignal(number) == before
 
 
-def test_a_wish_that_came_before_is_noted_and_one_that_comes_behind_waits() -> None:
-    wish = {signal.SIGUSR1}
+@pytest.mark.parametrize("number", WISHES)
+def test_a_wish_that_came_before_is_noted_and_one_that_comes_behind_waits(
+    number: signal.Signals,
+) -> None:
+    wish = {number}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wish)
     try:
-        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(number)
         with StopRequest() as stop:
             assert stop.take_wish()
             assert not stop.take_wish()
-        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(number)
         assert signal.sigpending() == wish
         signal.sigwait(wish)
     finally:

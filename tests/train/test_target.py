@@ -143,6 +143,9 @@ def test_a_run_goes_on_from_its_newest_and_a_named_one_must_be_that(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"step-00000100 is\. Resume.*--rewind.*--fork NEW_RUN"):
         chosen(step(tmp_path, 99))
     back = chosen(step(tmp_path, 99), rewind=True)
+    assert not any("--rewind" in note for note in back.notes)
+    [note] = chosen(step(tmp_path, 100), rewind=True).notes
+    assert note == "--rewind: has no effect: step-00000100 is the newest checkpoint of its run"
     assert back.superseded == (step(tmp_path, 100),)
     assert chosen(step(tmp_path, 99), fork=True).superseded == ()
 
