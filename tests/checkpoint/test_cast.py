@@ -47,7 +47,7 @@ def test_values_that_half_precision_cannot_hold_are_refused_by_name(tmp_path: Pa
     layers = random_layers()
     layers["head"]["model.norm.weight"][2] = 1e6
     make_checkpoint(tmp_path / "x", layers)
-    with pytest.raises(NumericsError, match=r"model\.norm\.weight has 1 values"):
+    with pytest.raises(NumericsError, match=r"model\.norm\.weight has 1 value"):
         run_export(tmp_path / "x", tmp_path / "out", dtype="F16")
     assert left(tmp_path) == ["x"]
 
