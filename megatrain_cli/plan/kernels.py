@@ -4,12 +4,15 @@ Measured a length at a time with torch 2.13, 2026-11-30, on two cores with AVX-5
 each shape of weights, from 64 x 64 to 32000 x 512, and 8.5 MiB for fused attention of rows from 64
 tokens on, whatever its heads and with 2 to 16 threads (5 with one; 10 to 14 for a few scattered
 lengths above 512, 6 to 8 for neighbours). FP32 and eager attention keep none.
+
+Of the 2 MiB a third is the forward's: rows that are only evaluated kept 3.2 MiB a length of five
+shapes, attention hardly anything (2026-12-01, likewise).
 """
 
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.units import MIB
 
-# Of the product with one shape of weights: forward and two backward.
+# Of the product with one shape of weights: forward and two backward, alike in size.
 _PRODUCT_BYTES, _PRIMITIVES = 2 * MIB, 3
 # What oneDNN keeps, unless ONEDNN_PRIMITIVE_CACHE_CAPACITY says otherwise.
 _MOST_PRIMITIVES = 1024
@@ -29,14 +32,18 @@ def most_lengths(spec: ModelSpec) -> int:
     return _MOST_PRIMITIVES // (_PRIMITIVES * max(1, len(product_shapes(spec))))
 
 
-def kernel_bytes(spec: ModelSpec, lengths: int, spans: int, *, fused: bool) -> int:
-    """What all of them take.
+def kernel_bytes(
+    spec: ModelSpec, lengths: int, spans: int, *, fused: bool, eval_lengths: int = 0
+) -> int:
+    """What all of them take: primitives x shapes x 2/3 MiB, and spans x 8.5 MiB.
 
     Args:
         spec: Of the model.
-        lengths: Different lengths of rows.
+        lengths: Different lengths of rows that are trained on.
         spans: Different lengths of what attention sees at once: rows, or documents in them.
         fused: Whether attention is.
+        eval_lengths: Different lengths of rows that have no backward.
     """
-    rows = min(lengths, most_lengths(spec)) * len(product_shapes(spec)) * _PRODUCT_BYTES
-    return rows + min(spans, _MOST_ATTENTION) * _ATTENTION_BYTES * fused
+    primitives = (_PRIMITIVES * lengths + eval_lengths) * len(product_shapes(spec))
+    products = min(primitives, _MOST_PRIMITIVES) * _PRODUCT_BYTES // _PRIMITIVES
+    return products + min(spans, _MOST_ATTENTION) * _ATTENTION_BYTES * fused

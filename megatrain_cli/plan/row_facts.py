@@ -16,6 +16,7 @@ class RowFacts:
         steps: Optimizer steps of this process.
         lengths: Different lengths of rows in them, at most.
         spans: Different lengths of what attention sees at once, at most: documents of packed rows.
+        eval_lengths: Different lengths of rows that are evaluated and not trained on, at most.
     """
 
     step_tokens: int
@@ -25,3 +26,4 @@ class RowFacts:
     steps: int
     lengths: int = 0
     spans: int = 0
+    eval_lengths: int = 0

@@ -113,6 +113,9 @@ class TrainingRows:
             lengths = self.evaluation.lengths
         steps = max(0, self.total_steps - self.start.step)
         rows, spans = steps * self.rows_per_step, self.documents.lengths
+        trained, evaluated = np.unique(self.row_lengths), np.unique(lengths)
+        if len(trained) <= rows:  # or which of them come is not known
+            evaluated = np.setdiff1d(evaluated, trained)
         unique = {id(examples): examples.nbytes for examples in documents}
         return RowFacts(
             step_tokens=self._most_tokens(),
@@ -120,8 +123,9 @@ class TrainingRows:
             mapped_bytes=sum(unique.values()),
             eval_rows=len(lengths),
             steps=steps,
-            lengths=min(len(np.unique(self.row_lengths)), rows),
+            lengths=min(len(trained), rows),
             spans=min(len(np.unique(spans)), math.ceil(rows * len(spans) / len(self.row_lengths))),
+            eval_lengths=len(evaluated),
         )
 
     def _most_tokens(self) -> int:

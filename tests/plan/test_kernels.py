@@ -32,7 +32,7 @@ def test_more_lengths_never_take_less_and_end_where_kernels_are_made_anew(
     here = kernel_bytes(spec, lengths, spans, fused=fused)
     for more in ((lengths + 1, spans), (lengths, spans + 1)):
         assert kernel_bytes(spec, *more, fused=fused) >= here
-    most = most_lengths(spec)
+    most = most_lengths(spec) + 1  # of the last one some kernels are kept
     assert kernel_bytes(spec, most, spans, fused=fused) >= here
     assert kernel_bytes(spec, 10**9, spans, fused=fused) == kernel_bytes(
         spec, most, spans, fused=fused
@@ -40,6 +40,15 @@ def test_more_lengths_never_take_less_and_end_where_kernels_are_made_anew(
     assert kernel_bytes(spec, lengths, 10**9, fused=fused) == kernel_bytes(
         spec, lengths, 10**6, fused=fused
     )
+
+
+@given(st.integers(0, 400), st.integers(0, 400))
+def test_three_lengths_that_are_only_evaluated_keep_what_a_trained_one_does(
+    lengths: int, evaluated: int
+) -> None:
+    spec = make_spec()
+    found = kernel_bytes(spec, lengths, 0, fused=True, eval_lengths=3 * evaluated)
+    assert found == kernel_bytes(spec, lengths + evaluated, 0, fused=True)
 
 
 def test_without_rows_there_are_no_kernels_and_eager_attention_has_none() -> None:

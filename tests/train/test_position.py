@@ -19,6 +19,7 @@ from megatrain_cli.data.sampler import RowStream
 from megatrain_cli.data.summary import DataSummary
 from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import InternalError
+from megatrain_cli.train.eval_rows import EvaluationRows
 from megatrain_cli.train.position import Position
 from megatrain_cli.train.rows import TrainingRows, load_rows
 from tests.plan.small import GPU, make_config, make_spec, plan_for
@@ -119,6 +120,22 @@ def test_a_plan_counts_the_rows_that_are_left_to_the_process() -> None:
     found = [(f.steps, f.lengths, f.spans) for f in (whole.facts, left.facts)]
     assert found == [(49, 98, 98), (1, 2, 2)]
     assert replace(whole, start=Position(49, 98)).facts.lengths == 0
+
+
+def test_a_plan_counts_the_lengths_that_are_only_evaluated() -> None:
+    """Each that is trained on has its forward already, if it is known to come."""
+    whole = make_rows(6, 2, Position(), epochs=None)
+
+    def documents(*lengths: int) -> Documents:
+        ends = np.cumsum([0, *lengths])
+        tokens = np.zeros(ends[-1], np.int32)
+        return Documents(Examples(tokens, np.ones(len(tokens), np.bool_), ends))
+
+    evaluation = EvaluationRows(documents(3, 4, 5, 5, 6), None, (), whole._decisions, 0)
+    whole = replace(whole, documents=documents(1, 2, 3, 4, 4, 4), evaluation=evaluation)
+    found = [replace(whole, total_steps=n).facts for n in (2, 1)]
+    assert [(f.lengths, f.eval_lengths) for f in found] == [(4, 2), (2, 4)]
+    assert replace(whole, evaluation=None).facts.eval_lengths == 0
 
 
 def test_rows_before_the_position_cannot_be_asked_for() -> None:
