@@ -6,10 +6,14 @@ tokens on, whatever its heads and with 2 to 16 threads (5 with one; 10 to 14 for
 lengths above 512, 6 to 8 for neighbours). FP32 and eager attention keep none.
 
 Of the 2 MiB a third is the forward's: rows that are only evaluated kept 3.2 MiB a length of five
-shapes, attention hardly anything (2026-12-01, likewise).
+shapes, attention hardly anything (2026-12-01, likewise). The head has kernels for each number of
+targets in a row, not for lengths: it is given the positions that are learnt alone.
 """
 
-from megatrain_cli.model.spec import ModelSpec
+from collections.abc import Iterable
+
+from megatrain_cli.model.spec import ModelSpec, ParamSpec
+from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.units import MIB
 
 # Of the product with one shape of weights: forward and two backward, alike in size.
@@ -22,8 +26,15 @@ _ATTENTION_BYTES, _MOST_ATTENTION = int(8.5 * MIB), 300
 
 def product_shapes(spec: ModelSpec) -> set[tuple[int, ...]]:
     """The shapes of weights that rows are multiplied by; of an embedding, if a tied head does."""
+    return _shapes(p for layer in spec.decoder_layers for p in layer.params) | _head_shapes(spec)
+
+
+def _head_shapes(spec: ModelSpec) -> set[tuple[int, ...]]:
     tied = [p for p in spec.embed.params if p.name in spec.tied]
-    params = [*tied, *(p for layer in spec.layers[1:] for p in layer.params)]
+    return _shapes([*tied, *spec.head.params])
+
+
+def _shapes(params: Iterable[ParamSpec]) -> set[tuple[int, ...]]:
     return {p.shape[-2:] for p in params if len(p.shape) > 1}
 
 
@@ -32,18 +43,17 @@ def most_lengths(spec: ModelSpec) -> int:
     return _MOST_PRIMITIVES // (_PRIMITIVES * max(1, len(product_shapes(spec))))
 
 
-def kernel_bytes(
-    spec: ModelSpec, lengths: int, spans: int, *, fused: bool, eval_lengths: int = 0
-) -> int:
-    """What all of them take: primitives x shapes x 2/3 MiB, and spans x 8.5 MiB.
+def kernel_bytes(spec: ModelSpec, rows: RowFacts, *, fused: bool) -> int:
+    """What all of them take: products x 2/3 MiB, and what attention sees x 8.5 MiB.
 
     Args:
         spec: Of the model.
-        lengths: Different lengths of rows that are trained on.
-        spans: Different lengths of what attention sees at once: rows, or documents in them.
+        rows: Their lengths and numbers of targets.
         fused: Whether attention is.
-        eval_lengths: Different lengths of rows that have no backward.
     """
-    primitives = (_PRIMITIVES * lengths + eval_lengths) * len(product_shapes(spec))
+    head = len(_head_shapes(spec))
+    layers = len(product_shapes(spec)) - head
+    primitives = layers * (_PRIMITIVES * rows.lengths + rows.eval_lengths)
+    primitives += head * (_PRIMITIVES * rows.targets + rows.eval_targets)
     products = min(primitives, _MOST_PRIMITIVES) * _PRODUCT_BYTES // _PRIMITIVES
-    return products + min(spans, _MOST_ATTENTION) * _ATTENTION_BYTES * fused
+    return products + min(rows.spans, _MOST_ATTENTION) * _ATTENTION_BYTES * fused

@@ -126,14 +126,10 @@ def kernels(sizes: Sizes) -> PlanLine:
     """BF16 on the CPU: see `plan/kernels.py`."""
     num_bytes, d, rows = 0, sizes.decisions, sizes.rows
     if not sizes.on_gpu and rows is not None and d.dtype == "bfloat16":
-        num_bytes = kernel_bytes(
-            sizes.spec,
-            rows.lengths,
-            rows.spans,
-            fused=d.attention != "eager",
-            eval_lengths=rows.eval_lengths,
-        )
-    return PlanLine("kernels", PAGEABLE, num_bytes, "oneDNN's, for each length of rows")
+        num_bytes = kernel_bytes(sizes.spec, rows, fused=d.attention != "eager")
+    return PlanLine(
+        "kernels", PAGEABLE, num_bytes, "oneDNN's, for each length and number of targets"
+    )
 
 
 def rows(sizes: Sizes) -> PlanLine:
