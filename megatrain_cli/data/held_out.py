@@ -40,6 +40,12 @@ class Documents:
         lengths = self.examples.lengths
         return lengths if self.ids is None else lengths[self.ids]
 
+    @property
+    def targets(self) -> NDArray[np.int32]:
+        """How many tokens of each are predicted, `(n,)`."""
+        targets = self.examples.targets
+        return targets if self.ids is None else targets[self.ids]
+
     def row(self, i: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Token ids and labels of the i-th, as `Examples.row` gives them."""
         return self.examples.row(self.id_of(i))

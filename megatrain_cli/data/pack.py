@@ -53,6 +53,10 @@ class Packs:
         found: list[int] = self.documents[self.offsets[i] : self.offsets[i + 1]].tolist()
         return found
 
+    def sums(self, values: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Of each row, the sum of its documents' values."""
+        return np.add.reduceat(values[self.documents], self.offsets[:-1])
+
     @property
     def efficiency(self) -> float:
         """Share of all places in full rows that hold a token of a document."""

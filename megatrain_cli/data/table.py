@@ -47,6 +47,14 @@ class Examples:
         """Tokens of each row, `(num_rows,)`."""
         return np.diff(self.offsets)
 
+    @cached_property
+    def targets(self) -> NDArray[np.int32]:
+        """`num_targets` of each row, `(num_rows,)`."""
+        starts = self.offsets[:-1]
+        is_target = self.is_target.view(np.int8)  # sums of booleans take twenty times as long
+        sums: NDArray[np.int32] = np.add.reduceat(is_target, starts, dtype=np.int32)
+        return sums - is_target[starts]
+
     @property
     def nbytes(self) -> int:
         """Of all arrays."""

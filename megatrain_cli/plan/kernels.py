@@ -4,12 +4,19 @@ Measured a length at a time with torch 2.13, 2026-11-30, on two cores with AVX-5
 each shape of weights, from 64 x 64 to 32000 x 512, and 8.5 MiB for fused attention of rows from 64
 tokens on, whatever its heads and with 2 to 16 threads (5 with one; 10 to 14 for a few scattered
 lengths above 512, 6 to 8 for neighbours). FP32 and eager attention keep none.
+
+Of the 2 MiB a third is the forward's: rows that are only evaluated kept 3.2 MiB a length of five
+shapes, attention hardly anything (2026-12-01, likewise). The head has kernels for each number of
+targets in a row, not for lengths: it is given the positions that are learnt alone.
 """
 
-from megatrain_cli.model.spec import ModelSpec
+from collections.abc import Iterable
+
+from megatrain_cli.model.spec import ModelSpec, ParamSpec
+from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.units import MIB
 
-# Of the product with one shape of weights: forward and two backward.
+# Of the product with one shape of weights: forward and two backward, alike in size.
 _PRODUCT_BYTES, _PRIMITIVES = 2 * MIB, 3
 # What oneDNN keeps, unless ONEDNN_PRIMITIVE_CACHE_CAPACITY says otherwise.
 _MOST_PRIMITIVES = 1024
@@ -19,8 +26,15 @@ _ATTENTION_BYTES, _MOST_ATTENTION = int(8.5 * MIB), 300
 
 def product_shapes(spec: ModelSpec) -> set[tuple[int, ...]]:
     """The shapes of weights that rows are multiplied by; of an embedding, if a tied head does."""
+    return _shapes(p for layer in spec.decoder_layers for p in layer.params) | _head_shapes(spec)
+
+
+def _head_shapes(spec: ModelSpec) -> set[tuple[int, ...]]:
     tied = [p for p in spec.embed.params if p.name in spec.tied]
-    params = [*tied, *(p for layer in spec.layers[1:] for p in layer.params)]
+    return _shapes([*tied, *spec.head.params])
+
+
+def _shapes(params: Iterable[ParamSpec]) -> set[tuple[int, ...]]:
     return {p.shape[-2:] for p in params if len(p.shape) > 1}
 
 
@@ -29,14 +43,17 @@ def most_lengths(spec: ModelSpec) -> int:
     return _MOST_PRIMITIVES // (_PRIMITIVES * max(1, len(product_shapes(spec))))
 
 
-def kernel_bytes(spec: ModelSpec, lengths: int, spans: int, *, fused: bool) -> int:
-    """What all of them take.
+def kernel_bytes(spec: ModelSpec, rows: RowFacts, *, fused: bool) -> int:
+    """What all of them take: products x 2/3 MiB, and what attention sees x 8.5 MiB.
 
     Args:
         spec: Of the model.
-        lengths: Different lengths of rows.
-        spans: Different lengths of what attention sees at once: rows, or documents in them.
+        rows: Their lengths and numbers of targets.
         fused: Whether attention is.
     """
-    rows = min(lengths, most_lengths(spec)) * len(product_shapes(spec)) * _PRODUCT_BYTES
-    return rows + min(spans, _MOST_ATTENTION) * _ATTENTION_BYTES * fused
+    head = len(_head_shapes(spec))
+    layers = len(product_shapes(spec)) - head
+    primitives = layers * (_PRIMITIVES * rows.lengths + rows.eval_lengths)
+    primitives += head * (_PRIMITIVES * rows.targets + rows.eval_targets)
+    products = min(primitives, _MOST_PRIMITIVES) * _PRODUCT_BYTES // _PRIMITIVES
+    return products + min(rows.spans, _MOST_ATTENTION) * _ATTENTION_BYTES * fused

@@ -5,7 +5,8 @@ buffers are host memory too. Mapped are pages of files: part of the resident set
 measured, but nothing that a machine must have, as they leave when RAM is short.
 
 What no line has, because the peak of a run comes later: loading holds one layer's mapped file
-beside a store whose moments nobody has touched, and evaluating takes no more than a step.
+beside a store whose moments nobody has touched, and evaluating takes no more than a step but for
+the kernels that it keeps.
 """
 
 from dataclasses import dataclass
@@ -123,11 +124,12 @@ def program(sizes: Sizes) -> PlanLine:
 
 def kernels(sizes: Sizes) -> PlanLine:
     """BF16 on the CPU: see `plan/kernels.py`."""
-    num_bytes, d = 0, sizes.decisions
-    if not sizes.on_gpu and sizes.rows is not None and d.dtype == "bfloat16":
-        lengths, spans = sizes.rows.lengths, sizes.rows.spans
-        num_bytes = kernel_bytes(sizes.spec, lengths, spans, fused=d.attention != "eager")
-    return PlanLine("kernels", PAGEABLE, num_bytes, "oneDNN's, for each length of rows")
+    num_bytes, d, rows = 0, sizes.decisions, sizes.rows
+    if not sizes.on_gpu and rows is not None and d.dtype == "bfloat16":
+        num_bytes = kernel_bytes(sizes.spec, rows, fused=d.attention != "eager")
+    return PlanLine(
+        "kernels", PAGEABLE, num_bytes, "oneDNN's, for each length and number of targets"
+    )
 
 
 def rows(sizes: Sizes) -> PlanLine:

@@ -16,6 +16,9 @@ class RowFacts:
         steps: Optimizer steps of this process.
         lengths: Different lengths of rows in them, at most.
         spans: Different lengths of what attention sees at once, at most: documents of packed rows.
+        targets: Different numbers of targets in a row, at most.
+        eval_lengths, eval_targets: Lengths and numbers of rows that are evaluated, at most, which
+            no row that is trained on has.
     """
 
     step_tokens: int
@@ -25,3 +28,6 @@ class RowFacts:
     steps: int
     lengths: int = 0
     spans: int = 0
+    targets: int = 0
+    eval_lengths: int = 0
+    eval_targets: int = 0

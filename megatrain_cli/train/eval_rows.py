@@ -48,6 +48,12 @@ class EvaluationRows:
         return self.documents.lengths if self.packs is None else self.packs.lengths
 
     @property
+    def targets(self) -> NDArray[np.int32]:
+        """How many tokens of each row are predicted."""
+        targets = self.documents.targets
+        return targets if self.packs is None else self.packs.sums(targets)
+
+    @property
     def rows_per_step(self) -> int:
         """Rows that pass through the layers together."""
         return self._decisions.micro_batch_size * self._decisions.num_micro_batches

@@ -107,12 +107,14 @@ class TrainingRows:
     def facts(self) -> RowFacts:
         """What a plan knows of the rows beside `longest`."""
         documents = [self.data.examples]
-        lengths = np.array([], dtype=np.int64)
+        lengths, targets = np.array([], dtype=np.int64), np.array([], dtype=np.int32)
         if self.evaluation is not None:
             documents.append(self.evaluation.documents.examples)
-            lengths = self.evaluation.lengths
+            lengths, targets = self.evaluation.lengths, self.evaluation.targets
         steps = max(0, self.total_steps - self.start.step)
         rows, spans = steps * self.rows_per_step, self.documents.lengths
+        num_lengths, eval_lengths = _different(self.row_lengths, lengths, rows)
+        num_targets, eval_targets = _different(self.row_targets, targets, rows)
         unique = {id(examples): examples.nbytes for examples in documents}
         return RowFacts(
             step_tokens=self._most_tokens(),
@@ -120,8 +122,11 @@ class TrainingRows:
             mapped_bytes=sum(unique.values()),
             eval_rows=len(lengths),
             steps=steps,
-            lengths=min(len(np.unique(self.row_lengths)), rows),
+            lengths=num_lengths,
             spans=min(len(np.unique(spans)), math.ceil(rows * len(spans) / len(self.row_lengths))),
+            targets=num_targets,
+            eval_lengths=eval_lengths,
+            eval_targets=eval_targets,
         )
 
     def _most_tokens(self) -> int:
@@ -144,6 +149,12 @@ class TrainingRows:
     def row_lengths(self) -> NDArray[np.int64]:
         """Tokens of each row that is trained on."""
         return self.documents.lengths if self.packs is None else self.packs.lengths
+
+    @property
+    def row_targets(self) -> NDArray[np.int32]:
+        """How many tokens of each row that is trained on are predicted."""
+        targets = self.documents.targets
+        return targets if self.packs is None else self.packs.sums(targets)
 
     @property
     def rows_per_epoch(self) -> int:
@@ -273,3 +284,13 @@ def load_rows(
 
 def _rows_in(epochs: float, num_rows: int) -> int:
     return math.ceil(epochs * num_rows)
+
+
+def _different(
+    trained: NDArray[np.integer], evaluated: NDArray[np.integer], rows: int
+) -> tuple[int, int]:
+    """Different values among `rows` trained rows at most, and those that evaluated ones add."""
+    first, second = np.unique(trained), np.unique(evaluated)
+    if len(first) <= rows:  # or which of them come is not known
+        second = np.setdiff1d(second, first)
+    return min(len(first), rows), len(second)

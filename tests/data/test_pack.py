@@ -151,3 +151,9 @@ def test_another_process_makes_the_same_packs(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     theirs: NDArray[np.int64] = np.load(out)
     assert theirs.tolist() == mine.documents.tolist()
+
+
+@given(lengths_of)
+def test_sums_over_documents_are_in_the_order_of_rows(lengths: list[int]) -> None:
+    packs = pack(lengths, seed=7)
+    assert packs.sums(np.array(lengths, np.int32)).tolist() == packs.lengths.tolist()

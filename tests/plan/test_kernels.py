@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megatrain_cli.model.spec import ParamSpec
 from megatrain_cli.plan.kernels import kernel_bytes, most_lengths, product_shapes
+from megatrain_cli.plan.row_facts import RowFacts
+from megatrain_cli.units import MIB
 from tests.plan.small import make_spec
 
 
@@ -24,25 +27,49 @@ def test_no_row_is_multiplied_by_a_table_of_positions() -> None:
     assert product_shapes(with_table) == product_shapes(spec)
 
 
+def facts(lengths: int = 0, spans: int = 0, targets: int | None = None) -> RowFacts:
+    """Of rows that are learnt from end to end, if no targets are given."""
+    targets = lengths if targets is None else targets
+    return RowFacts(64, 64.0, 0, 0, 1, lengths=lengths, spans=spans, targets=targets)
+
+
 @given(st.integers(0, 400), st.integers(0, 400), st.booleans())
 def test_more_lengths_never_take_less_and_end_where_kernels_are_made_anew(
     lengths: int, spans: int, fused: bool
 ) -> None:
     spec = make_spec()
-    here = kernel_bytes(spec, lengths, spans, fused=fused)
+
+    def found(lengths: int, spans: int) -> int:
+        return kernel_bytes(spec, facts(lengths, spans), fused=fused)
+
+    here = found(lengths, spans)
     for more in ((lengths + 1, spans), (lengths, spans + 1)):
-        assert kernel_bytes(spec, *more, fused=fused) >= here
-    most = most_lengths(spec)
-    assert kernel_bytes(spec, most, spans, fused=fused) >= here
-    assert kernel_bytes(spec, 10**9, spans, fused=fused) == kernel_bytes(
-        spec, most, spans, fused=fused
-    )
-    assert kernel_bytes(spec, lengths, 10**9, fused=fused) == kernel_bytes(
-        spec, lengths, 10**6, fused=fused
-    )
+        assert found(*more) >= here
+    most = most_lengths(spec) + 1  # of the last one some kernels are kept
+    assert found(most, spans) >= here
+    assert found(10**9, spans) == found(most, spans)
+    assert found(lengths, 10**9) == found(lengths, 10**6)
+
+
+@given(st.integers(0, 400), st.integers(0, 400))
+def test_three_lengths_that_are_only_evaluated_keep_what_a_trained_one_does(
+    lengths: int, evaluated: int
+) -> None:
+    spec, rows = make_spec(), facts(lengths)
+    rows = replace(rows, eval_lengths=3 * evaluated, eval_targets=3 * evaluated)
+    found = kernel_bytes(spec, rows, fused=True)
+    assert found == kernel_bytes(spec, facts(lengths + evaluated), fused=True)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_head_has_kernels_for_numbers_of_targets_and_layers_for_lengths(tied: bool) -> None:
+    spec = make_spec(tied=tied)  # two shapes of layers, one of the head
+    one, lengths, targets = facts(1), facts(4, targets=1), facts(1, targets=4)
+    found = [kernel_bytes(spec, rows, fused=True) for rows in (one, lengths, targets)]
+    assert found == [3 * 2 * MIB, (2 * 4 + 1) * 2 * MIB, (2 + 4) * 2 * MIB]
 
 
 def test_without_rows_there_are_no_kernels_and_eager_attention_has_none() -> None:
-    spec = make_spec()
-    assert kernel_bytes(spec, 0, 0, fused=True) == 0
-    assert kernel_bytes(spec, 0, 5, fused=False) == 0 < kernel_bytes(spec, 0, 5, fused=True)
+    spec, some = make_spec(), facts(spans=5)
+    assert kernel_bytes(spec, facts(), fused=True) == 0
+    assert kernel_bytes(spec, some, fused=False) == 0 < kernel_bytes(spec, some, fused=True)

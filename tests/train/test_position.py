@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatrain_cli.data.held_out import Documents
+from megatrain_cli.data.pack import Packs
 from megatrain_cli.data.prepare import Prepared
 from megatrain_cli.data.sampler import RowStream
 from megatrain_cli.data.summary import DataSummary
 from megatrain_cli.data.table import Examples
 from megatrain_cli.errors import InternalError
+from megatrain_cli.train.eval_rows import EvaluationRows
 from megatrain_cli.train.position import Position
 from megatrain_cli.train.rows import TrainingRows, load_rows
 from tests.plan.small import GPU, make_config, make_spec, plan_for
@@ -119,6 +121,33 @@ def test_a_plan_counts_the_rows_that_are_left_to_the_process() -> None:
     found = [(f.steps, f.lengths, f.spans) for f in (whole.facts, left.facts)]
     assert found == [(49, 98, 98), (1, 2, 2)]
     assert replace(whole, start=Position(49, 98)).facts.lengths == 0
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_plan_counts_what_is_only_evaluated(packing: bool) -> None:
+    """Lengths and targets that are trained on have their forward, if they are known to come."""
+    whole = make_rows(6, 2, Position(), epochs=None)
+
+    def documents(*lengths: int, prompt: int) -> Documents:
+        ends = np.cumsum([0, *lengths])
+        is_target = np.ones(ends[-1], np.bool_)
+        for begin in ends[:-1]:
+            is_target[begin : begin + prompt] = False
+        return Documents(Examples(np.zeros(ends[-1], np.int32), is_target, ends))
+
+    def alone(documents: Documents) -> Packs | None:
+        n = np.arange(len(documents) + 1)
+        return Packs(n[:-1], n, documents.lengths, 9, (len(documents),)) if packing else None
+
+    trained, evaluated = documents(4, 5, 6, 7, 7, 7, prompt=2), documents(6, 7, 8, 8, 9, prompt=0)
+    evaluation = EvaluationRows(evaluated, alone(evaluated), (), whole._decisions, 0)
+    whole = replace(whole, documents=trained, packs=alone(trained), evaluation=evaluation)
+    assert whole.row_targets.tolist() == [trained.examples.num_targets(i) for i in range(6)]
+    assert evaluation.targets.tolist() == [5, 6, 7, 7, 8]  # nothing predicts the first
+    found = [replace(whole, total_steps=n).facts for n in (2, 1)]
+    assert [(f.lengths, f.eval_lengths) for f in found] == [(4, 2), (2, 4)]
+    assert [(f.targets, f.eval_targets) for f in found] == [(4, 3), (2, 4)]
+    assert replace(whole, evaluation=None).facts.eval_lengths == 0
 
 
 def test_rows_before_the_position_cannot_be_asked_for() -> None:
