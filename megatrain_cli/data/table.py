@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -49,11 +50,14 @@ class Examples:
 
     @cached_property
     def targets(self) -> NDArray[np.int32]:
-        """`num_targets` of each row, `(num_rows,)`."""
-        starts = self.offsets[:-1]
-        is_target = self.is_target.view(np.int8)  # sums of booleans take twenty times as long
-        sums: NDArray[np.int32] = np.add.reduceat(is_target, starts, dtype=np.int32)
-        return sums - is_target[starts]
+        """Of each row, how many of its tokens are predicted and compared, `(num_rows,)`.
+
+        Nothing predicts the first.
+        """
+        # Row by row: of 480 million tokens 0.3 s, where `np.add.reduceat` took 5 (two cores).
+        is_target, offsets = self.is_target, self.offsets.tolist()
+        found = (np.count_nonzero(is_target[a + 1 : b]) for a, b in pairwise(offsets))
+        return np.fromiter(found, np.int32, len(self))
 
     @property
     def nbytes(self) -> int:
@@ -66,10 +70,6 @@ class Examples:
         part = slice(self.offsets[i], self.offsets[i + 1])
         input_ids = self.tokens[part].astype(np.int64)
         return input_ids, np.where(self.is_target[part], input_ids, np.int64(IGNORED))
-
-    def num_targets(self, i: int) -> int:
-        """How many tokens of a row are predicted and compared: nothing predicts the first."""
-        return int(np.count_nonzero(self.is_target[self.offsets[i] + 1 : self.offsets[i + 1]]))
 
 
 class TableWriter:

@@ -57,3 +57,9 @@ def kernel_bytes(spec: ModelSpec, rows: RowFacts, *, fused: bool) -> int:
     primitives += head * (_PRIMITIVES * rows.targets + rows.eval_targets)
     products = min(primitives, _MOST_PRIMITIVES) * _PRODUCT_BYTES // _PRIMITIVES
     return products + min(rows.spans, _MOST_ATTENTION) * _ATTENTION_BYTES * fused
+
+
+def length_bytes(spec: ModelSpec, *, fused: bool) -> int:
+    """What one length of rows takes that are trained on, with a number of targets of its own."""
+    one = RowFacts(0, 0, 0, 0, 0, lengths=1, spans=1, targets=1)
+    return kernel_bytes(spec, one, fused=fused)

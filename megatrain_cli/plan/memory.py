@@ -22,7 +22,7 @@ from megatrain_cli.plan.estimates import (
 )
 from megatrain_cli.plan.kernels import kernel_bytes
 from megatrain_cli.plan.tiles import PAGE_BYTES, slab_bytes, store_bytes
-from megatrain_cli.units import MIB, round_up, show_bytes
+from megatrain_cli.units import MIB, round_up, show_bytes, show_number
 
 PAGEABLE, MAPPED, PINNED, DEVICE = "host pageable", "host mapped", "host pinned", "device"
 
@@ -230,7 +230,9 @@ def output_gradients(sizes: Sizes) -> PlanLine:
 def kept_activations(sizes: Sizes) -> PlanLine:
     """Kept layers x tokens of a step x what one layer's backward needs (see `graph_bytes`)."""
     how = "measured" if sizes.measured else "estimated"
-    formula = f"{sizes.decisions.keep_layers} layers x graph of {sizes.step_tokens} tokens, {how}"
+    layers = show_number(sizes.decisions.keep_layers, "layer")
+    tokens = show_number(sizes.step_tokens, "token")
+    formula = f"{layers} x graph of {tokens}, {how}"
     return PlanLine("kept activations", device_of(sizes), kept_bytes(sizes), formula)
 
 

@@ -14,10 +14,10 @@ from megatrain_cli.plan.estimates import Sizes
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.memory import DEVICE, MAPPED, PlanLine, bill
 from megatrain_cli.plan.remedies import Way, advise, device_ways, host_ways
-from megatrain_cli.plan.tiles import DTYPE_BYTES
+from megatrain_cli.plan.summary import checkpoint_text, speed_lines, summary_of
 from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, has_room, verdict_line
 from megatrain_cli.plan.warnings import warnings_of
-from megatrain_cli.units import GIB, show_bytes, show_count, show_number, show_rate, show_seconds
+from megatrain_cli.units import GIB, show_bytes
 
 # What `activations: auto` leaves free, of RAM and of the device, for whatever else may come.
 SPARE_BYTES = 1 * GIB
@@ -256,10 +256,9 @@ def make_plan(
         lines,
         tuple(map("".join, zip(missing, advice, strict=True))),
         (
-            *_summary(config, spec, decisions, machine),
-            *((("rows", known.rows_from),) if known.rows_from else ()),
-            ("checkpoint", _checkpoint_text(config, decisions, checkpoint, kept)),
-            *_speed(config, machine, bounds),
+            *summary_of(config, spec, decisions, machine, known),
+            ("checkpoint", checkpoint_text(config, decisions, checkpoint, kept)),
+            *speed_lines(config, machine, bounds),
         ),
         known,
         bounds,
@@ -275,78 +274,3 @@ def _total(lines: Sequence[PlanLine], *, device: bool) -> int:
     """What a place must have: pages of files leave where RAM is short."""
     needed = [line for line in lines if line.place != MAPPED]
     return sum(line.num_bytes for line in needed if (line.place == DEVICE) == device)
-
-
-def _summary(
-    config: TrainConfig, spec: ModelSpec, decisions: Decisions, machine: MachineSpec
-) -> tuple[tuple[str, str], ...]:
-    d = decisions
-    layers = len(spec.decoder_layers)
-    tied = ", tied head" if spec.tied else ""
-    updates = "eager" if d.eager else "deferred"
-    slot_bytes = d.slot_numel * DTYPE_BYTES[d.dtype]
-    kept = f"{d.keep_layers} of {show_number(layers, 'layer')} kept"
-    if d.keep_layers < layers:
-        # A layer's forward is a third of its work.
-        more = 100 * (layers - d.keep_layers) / (3 * layers)
-        kept += f", {layers - d.keep_layers} computed twice (+{more:.0f} % work)"
-    rows = f"{d.num_micro_batches} x {show_number(d.micro_batch_size, 'row')} of up to "
-    rows += show_number(d.max_length, "token")
-    if d.joined > 1:
-        rows += f", {d.joined} micro-batches at once"
-    size = f"{show_count(spec.num_parameters)} parameters"
-    if spec.num_active < spec.num_parameters:
-        size += f" ({show_count(spec.num_active)} active: TFLOPS are of these)"
-    size += f", {show_number(layers, 'layer')}{tied}"
-    masters = f"{d.tile_format.master}, updates {updates} on {show_number(d.threads, 'thread')}"
-    gradients = show_number(d.num_slabs, "slab") if d.num_slabs else "straight into the tiles"
-    staging = f"{show_number(d.num_slots, 'buffer')} of {show_bytes(slot_bytes)}"
-    how = ", compiled" * d.compiled + ", deterministic" * d.deterministic
-    return (
-        ("model", f"{spec.architecture}, {size}"),
-        *((("machine", machine.origin),) if machine.origin else ()),
-        ("device", machine.device_name or "CPU"),
-        ("compute", f"{d.dtype}, attention {d.attention}{how}"),
-        ("masters", masters),
-        ("store", "page-locked in place" if d.pin_store else "pageable"),
-        ("gradients", gradients),
-        ("staging", f"{staging}, embedding and head apart"),
-        ("activations", kept + (", inputs offloaded" if d.offload else "")),
-        ("step", rows),
-        ("learning rate", f"{config.optimizer.learning_rate:g}, {config.schedule.type}"),
-    )
-
-
-def _checkpoint_text(config: TrainConfig, decisions: Decisions, size: int, kept: int) -> str:
-    asked = config.checkpoint
-    text = f"{show_bytes(size)} each, the folder up to {show_bytes(kept * size)} ({kept} of them)"
-    if asked.keep_every_steps is not None and config.train.max_steps is None:
-        text += f", one more every {show_number(asked.keep_every_steps, 'step')}"
-    if not asked.async_save:
-        return f"{text}; training waits for each"
-    pool = decisions.pool_bytes
-    return f"{text}; pool of {show_bytes(pool)}" if pool else text
-
-
-def _speed(
-    config: TrainConfig, machine: MachineSpec, bounds: StepBounds | None
-) -> tuple[tuple[str, str], ...]:
-    """What was measured, as far as a step depends on it."""
-    if machine.rates is None or bounds is None:
-        return (("step takes", machine.rates_note),)
-    parts = ", ".join(f"{name} {show_seconds(s)}" for name, s in bounds.parts.items())
-    at_best = f"{show_rate(bounds.tokens / bounds.floor)} tokens/s"
-    if bounds.compute is None:
-        at_best += ", compute not measured"
-    else:
-        at_best += f", {bounds.flops / bounds.floor / 1e12:.3g} TFLOPS"
-    floor = show_seconds(bounds.floor)
-    lines = [
-        ("step takes", f"at least {floor} with full rows ({at_best}): {bounds.binds} binds"),
-        ("bounds", parts),
-    ]
-    target = config.pipeline.target_pcie_utilization
-    burst = machine.rates.burst_bytes(target) if machine.has_cuda else None
-    if burst is not None:
-        lines.append(("link", f"copies from {show_bytes(burst)} on reach {target:.0%} of its peak"))
-    return tuple(lines)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from megatrain_cli.model.spec import ParamSpec
 from megatrain_cli.plan.kernels import kernel_bytes, most_lengths, product_shapes
 from megatrain_cli.plan.row_facts import RowFacts
-from megatrain_cli.units import MIB
-from tests.plan.small import make_spec
+from megatrain_cli.units import MIB, show_bytes
+from tests.plan.small import CPU, GPU, make_spec, plan_for
 
 
 def test_layers_of_one_shape_share_their_kernels_and_a_tied_head_has_one() -> None:
@@ -73,3 +73,15 @@ def test_without_rows_there_are_no_kernels_and_eager_attention_has_none() -> Non
     spec, some = make_spec(), facts(spans=5)
     assert kernel_bytes(spec, facts(), fused=True) == 0
     assert kernel_bytes(spec, some, fused=False) == 0 < kernel_bytes(spec, some, fused=True)
+
+
+FP32 = {"model": {"dtype": "float32"}, "optimizer": {"master": "fp32"}}
+
+
+def test_a_plan_that_knows_no_rows_says_what_each_length_would_take() -> None:
+    spec = make_spec()
+    each = show_bytes(kernel_bytes(spec, facts(1, 1), fused=True))
+    said = dict(plan_for(spec, CPU).summary)
+    assert said["kernels"].startswith(f"{each} for each length of rows")
+    for machine, sections in ((GPU, {}), (CPU, FP32)):
+        assert "kernels" not in dict(plan_for(spec, machine, sections).summary)

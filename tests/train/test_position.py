@@ -142,7 +142,7 @@ def test_a_plan_counts_what_is_only_evaluated(packing: bool) -> None:
     trained, evaluated = documents(4, 5, 6, 7, 7, 7, prompt=2), documents(6, 7, 8, 8, 9, prompt=0)
     evaluation = EvaluationRows(evaluated, alone(evaluated), (), whole._decisions, 0)
     whole = replace(whole, documents=trained, packs=alone(trained), evaluation=evaluation)
-    assert whole.row_targets.tolist() == [trained.examples.num_targets(i) for i in range(6)]
+    assert whole.row_targets.tolist() == [2, 3, 4, 5, 5, 5]
     assert evaluation.targets.tolist() == [5, 6, 7, 7, 8]  # nothing predicts the first
     found = [replace(whole, total_steps=n).facts for n in (2, 1)]
     assert [(f.lengths, f.eval_lengths) for f in found] == [(4, 2), (2, 4)]
