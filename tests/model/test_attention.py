@@ -78,8 +78,9 @@ def test_a_packed_step_has_the_loss_and_gradients_of_separate_rows(
     for name, param in model.named_parameters():
         assert param.grad is not None
         error = float((found[name] - param.grad).norm() / param.grad.norm())
-        # A key's bias has a gradient that is a difference of large terms.
-        assert error < (2e-6 if "bias" in name else 1e-6), name
+        # A key's bias has a gradient that is a difference of large terms: what rounding leaves of
+        # it depends on the number of threads (2.5e-6 with two, less than 2e-6 with one).
+        assert error < (1e-5 if "bias" in name else 1e-6), name
 
 
 @every_family
