@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ def in_save(monkeypatch: pytest.MonkeyPatch, step: int, act: Act) -> None:
         allocate(fs, fd, num_bytes)
 
     monkeypatch.setattr(FileSystem, "allocate", act_and_allocate)
+
+
+def remove(run: Path) -> None:
+    """All of it, again where a save has written beside: a folder is not empty then."""
+    while run.exists():
+        with suppress(OSError):
+            shutil.rmtree(run)
 
 
 def saved_in(when: Callable[..., None], *steps: int) -> list[str]:
@@ -100,7 +108,7 @@ def test_a_run_whose_folder_was_removed_makes_it_again(
     when: Callable[..., None], config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    when(monkeypatch, 2, lambda: shutil.rmtree(run))
+    when(monkeypatch, 2, lambda: remove(run))
     said = train_here(config, f"train.output_dir={run}", "train.max_steps=3")
     assert f"{run} was moved or removed while the run went on. It was made again" in said
     assert checkpoints_of(run) == saved_in(when, 2, 3)
