@@ -200,7 +200,7 @@ class _Durations:
         self._more: Callable[[Op], float] = lambda op: 0.0
         if not plan.machine.has_cuda and rates.cpu is not None:
             self._more = CpuCosts(plan, spec, rates.cpu)
-        self._issue = _issue_cost(plan, rates)
+        self._issue = _issue_costs(plan, rates)
         self._chunk = chunk_bytes_for(rates, d.target_utilization)
         assert plan.bounds is not None
         # Of all updates together, at the rate of this run's masters and threads.
@@ -214,7 +214,7 @@ class _Durations:
 
     def _once(self, op: Op, *, beside: bool) -> float:
         """Of an op that stands for itself; `beside` the optimizer or alone."""
-        d = self._plan.decisions
+        d, issue = self._plan.decisions, self._issue[beside]
         match op.kind:
             case Kind.STREAM_IN:
                 return self._stream_in(self._numel(op) * self._width, beside=beside)
@@ -226,14 +226,13 @@ class _Durations:
                 return self._copy(num_bytes, to_host=op.kind is Kind.OFFLOAD)
             case Kind.FORWARD | Kind.RECOMPUTE | Kind.SCORE:
                 flops = self._flops[op.layer].forward
-                return self._compute(flops, self._forward(beside=beside)) + self._more(op)
+                return self._compute(flops, issue.forward) + self._more(op)
             case Kind.BACKWARD:
                 flops = self._flops[op.layer].backward
-                return self._compute(flops, self._backward(beside=beside)) + self._more(op)
+                return self._compute(flops, issue.backward) + self._more(op)
             case Kind.LOSS:
-                issue = self._forward(beside=beside) + self._backward(beside=beside)
                 flops = self._flops[op.layer].forward + self._flops[op.layer].backward
-                return self._compute(flops, issue) + self._more(op)
+                return self._compute(flops, issue.forward + issue.backward) + self._more(op)
             case Kind.ACCUMULATE:
                 return self._numel(op) * self._width / self._shared(self._rates.copy)
             case Kind.UPDATE:
@@ -252,24 +251,6 @@ class _Durations:
         """The device computes, or waits for the thread that issues."""
         num_micro_batches = self._plan.decisions.num_micro_batches
         return max(issue, _ISSUE_SECONDS + flops / num_micro_batches / self._flops_per_second)
-
-    def _forward(self, *, beside: bool) -> float:
-        """Seconds of issuing."""
-        return self._issue.forward * self._longer(lambda times: times.forward, beside=beside)
-
-    def _backward(self, *, beside: bool) -> float:
-        """Seconds of issuing."""
-        return self._issue.backward * self._longer(lambda times: times.backward, beside=beside)
-
-    def _longer(self, of: Callable[[IssueTimes], float], *, beside: bool) -> float:
-        """How many times as long issuing takes beside all that works meanwhile.
-
-        Threads pack weights and take gradients in all through a step of a pageable store.
-        """
-        if self._rates.beside is None:
-            return 1.0
-        copies = 1.0 if self._plan.decisions.pin_store else of(self._rates.beside.copies)
-        return max(copies, of(self._rates.beside.optimizer)) if beside else copies
 
     def _stream_in(self, num_bytes: int, *, beside: bool) -> float:
         seconds = self._copy(num_bytes, to_host=False)
@@ -305,13 +286,29 @@ class _Durations:
         return num_bytes / (point.to_host if to_host else point.to_device)
 
 
-def _issue_cost(plan: RunPlan, rates: MachineRates) -> IssueCost:
-    """Of an op of the compute lane; nothing where it was not measured."""
+def _issue_costs(plan: RunPlan, rates: MachineRates) -> tuple[IssueCost, IssueCost]:
+    """Of an op of the compute lane, alone and beside the optimizer; nothing if not measured.
+
+    Of a pageable store threads pack weights and take gradients in all through a step.
+    """
     if rates.compute is None or not plan.machine.has_cuda:
-        return IssueCost(0.0, 0.0)
+        return IssueCost(0.0, 0.0), IssueCost(0.0, 0.0)
     compiled = rates.compute.compiled_issue if plan.decisions.compiled else None
     bare = compiled or rates.compute.issue or IssueCost(0.0, 0.0)
-    return IssueCost(_ENGINE * bare.forward, _ENGINE * bare.backward)
+    alone = busy = IssueTimes(1.0, 1.0)
+    if rates.beside is not None:
+        alone = alone if plan.decisions.pin_store else rates.beside.copies
+        optimizer = rates.beside.optimizer
+        busy = IssueTimes(
+            max(alone.forward, optimizer.forward), max(alone.backward, optimizer.backward)
+        )
+    return _issued(bare, alone), _issued(bare, busy)
+
+
+def _issued(bare: IssueCost, times: IssueTimes) -> IssueCost:
+    return IssueCost(
+        _ENGINE * bare.forward * times.forward, _ENGINE * bare.backward * times.backward
+    )
 
 
 def _nearest(link: tuple[LinkRate, ...], num_bytes: int) -> LinkRate:
