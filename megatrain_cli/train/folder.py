@@ -159,6 +159,14 @@ class RunFolder:
         """
         self.lock.check()
 
+    def is_in_place(self) -> bool:
+        """Whether it is where it was, with its lock, as far as can be told."""
+        try:
+            self.check()
+        except LockedError:
+            return False
+        return True
+
     def keep(self) -> str:
         """As `check`, and take it anew where that is in doubt; before each save.
 

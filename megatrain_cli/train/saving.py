@@ -163,7 +163,12 @@ class Saving:
         facts = self.facts.at(step, losses=tuple(self.losses), parent=self.parent, pending=pending)
         self.saver.begin(Snapshot(facts, self.aux))
         self._wanted = False
-        self.keep_journal()  # behind: if it is refused the state is saved all the same
+        try:
+            self.keep_journal()  # behind: if it is refused the state is saved all the same
+        except StorageError:
+            if self.folder.is_in_place():
+                raise
+            # The folder was moved or removed since it was looked for: the next save follows it.
 
     def _keep_folder(self) -> None:
         """Find the folder again where a person moved or removed it."""

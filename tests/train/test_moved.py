@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -51,6 +52,25 @@ def in_save(monkeypatch: pytest.MonkeyPatch, step: int, act: Act) -> None:
     monkeypatch.setattr(FileSystem, "allocate", act_and_allocate)
 
 
+def before_journal(monkeypatch: pytest.MonkeyPatch, step: int, act: Act) -> None:
+    """As `in_save`, and the save's begin has not looked for the journal by then."""
+    is_at, has_acted = Journal.is_at, threading.Event()
+    saves = 0
+
+    def act_and_tell() -> None:
+        act()
+        has_acted.set()
+
+    def wait_and_look(self: Journal, path: Path) -> bool:
+        nonlocal saves
+        saves += 1
+        assert saves != step or has_acted.wait(60)
+        return is_at(self, path)
+
+    in_save(monkeypatch, step, act_and_tell)
+    monkeypatch.setattr(Journal, "is_at", wait_and_look)
+
+
 def remove(run: Path) -> None:
     """All of it, again where a save has written beside: a folder is not empty then."""
     while run.exists():
@@ -63,7 +83,7 @@ def saved_in(when: Callable[..., None], *steps: int) -> list[str]:
     return [f"step-{step:08d}" for step in steps if step != 2 or when is in_step]
 
 
-WHEN = pytest.mark.parametrize("when", [in_step, in_save])
+WHEN = pytest.mark.parametrize("when", [in_step, in_save, before_journal])
 
 
 def steps_of(run: Path) -> list[int]:
