@@ -185,8 +185,10 @@ def _load_all(config: Path) -> None:
 
 
 def _become(args: list[str], broken: list[str], output: int) -> None:
-    # A shell that runs the tests in the background has them ignore interrupts, and children too.
+    # Tests that run in a shell's background ignore interrupts, those of `nohup` hangups, and their
+    # children too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.write(output, f"{os.getpid()}\n".encode())
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -23,6 +23,8 @@ from tests.train.live import (
 from tests.train.test_run import checkpoints_of, journal_of
 from tests.train.workspace import make_workspace
 
+pytestmark = pytest.mark.usefixtures("heeds_hangup")
+
 ENDING = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 

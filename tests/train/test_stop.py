@@ -13,6 +13,8 @@ from megatrain_cli.signals import WISHES
 from megatrain_cli.train import stop as stop_module
 from megatrain_cli.train.stop import StopRequest
 
+pytestmark = pytest.mark.usefixtures("heeds_hangup")
+
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
