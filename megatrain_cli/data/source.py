@@ -237,13 +237,19 @@ def _refuse_mapping(value: Mapping[str, object], where: str, reading: Reading) -
 
 
 def _show_columns(value: Mapping[str, object]) -> str:
-    """The columns of a row that are not null, as far as they are names and no row of a file."""
-    names = [name for name, part in value.items() if part is not None and _NAME.fullmatch(name)]
+    """The columns of a row that are not null, as far as they are names and no row of a file.
+
+    Where all are null, these.
+    """
+    is_null = all(part is None for part in value.values())
+    there = (name for name, part in value.items() if is_null or part is not None)
+    names = [name for name in there if _NAME.fullmatch(name)]
     if not names:
         return "none that is a name"
     more = len(names) - _MOST_NAMES
     shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
-    return f"{shown} and {show_number(more, 'other')}" if more > 0 else shown
+    shown = f"{shown} and {show_number(more, 'other')}" if more > 0 else shown
+    return f"null alone, in {shown}" if is_null else shown
 
 
 def _advice_on_columns(value: Mapping[str, object]) -> str:

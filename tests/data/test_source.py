@@ -250,6 +250,11 @@ def test_a_file_that_is_json_by_default_alone_says_so(tmp_path: Path, name: str,
     assert "read as" not in refusal(tmp_path / name)
 
 
+def test_a_first_row_of_nulls_is_said_to_be_that(write: Write) -> None:
+    said = refusal(write([{"text": None, "id": None}, {"text": "a"}]))
+    assert "the row has null alone, in `text`, `id`. Name other" in said
+
+
 def test_rows_below_a_key_are_found_and_named(write: Write) -> None:
     rows = [{"text": "a"}, {"text": "b"}]
     said = refusal(write([{"version": 1, "data": rows}]))
