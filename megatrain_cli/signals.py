@@ -16,6 +16,13 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
+LIMITS = (signal.SIGXCPU, signal.SIGALRM)
+"""Time is up: CPU seconds (`ulimit -t`), or an alarm that whoever began the process has set.
+
+A limit that is exceeded is told of again with every further second of CPU time: more of these say
+nothing of anybody's patience.
+"""
+
 WISHES = (signal.SIGUSR1, signal.SIGUSR2)
 """They ask for a checkpoint; which of them comes ahead of a time limit is a scheduler's choice."""
 

@@ -10,6 +10,7 @@ from megatrain_cli.checkpoint.names import TEMPORARY
 from megatrain_cli.checkpoint.tree import remove_tree
 from megatrain_cli.checkpoint.write import FileWriter
 from megatrain_cli.errors import DiskFullError, StorageError
+from megatrain_cli.limits import advice_on_size
 from megatrain_cli.units import show_bytes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -51,15 +52,14 @@ def storage_error(
         have = f"{show_bytes(fs.free_bytes(_nearest(fs, path)))} is free"
     except OSError:
         have = "how much is free is unknown"
-    kind, advice = StorageError, "Look at the disk's health and at the folder's permissions"
+    kind, advice = StorageError, "Look at the disk's health and at the folder's permissions."
     if error.errno in _FULL:
-        kind, advice = DiskFullError, "Make room, or write to another disk"
-    if error.errno == errno.EFBIG:
-        advice = "The file system, or `ulimit -f`, allows no file of that size: use another disk"
+        kind, advice = DiskFullError, "Make room, or write to another disk."
+    advice = advice_on_size(error) or advice
     act, wanted = ("removed", "") if need is None else ("written", f"it needs {show_bytes(need)}, ")
     where = f" ({error.filename})" if error.filename not in (None, str(path), path) else ""
     return kind(
-        f"{path} could not be {act}: {error.strerror or error}{where}; {wanted}{have}. {advice}. "
+        f"{path} could not be {act}: {error.strerror or error}{where}; {wanted}{have}. {advice} "
         "What was saved before is untouched."
     )
 

@@ -27,7 +27,7 @@ _EPILOG = (
     "Exit codes: 0 done; 1 wrong config, data or model, or it does not fit; 2 wrong usage; "
     "3 damaged file; 4 file of another kind; 5 no checkpoint; 6 run folder in use; 7 disk; "
     "8 numbers not finite; 9 device; 10 hung; 70 a bug; 75 stopped on request and saved; 129, "
-    "130, 131 and 143 stopped, nothing saved."
+    "130, 131, 142, 143 and 152 stopped, nothing saved."
 )
 
 # Plain text instead of rich panels: half the start-up time, and no box drawing in a log.

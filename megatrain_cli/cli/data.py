@@ -40,16 +40,23 @@ def preview(
     from megatrain_cli.report.console import RunConsole, data
     from megatrain_cli.report.plan_view import say
     from megatrain_cli.report.preview_view import legend, show_row
+    from megatrain_cli.train.eval_rows import load_evaluation
 
     with RunConsole() as talk:
         found = load_data(loaded.config, talk.note, talk.preparing)
+        evaluated: tuple[str, ...] = ()
+        if loaded.config.data.eval is not None:
+            _, evaluated, _ = load_evaluation(
+                loaded.config.data, found.tokenizer, talk.preparing, talk.note, found.files
+            )
     documents, _ = hold_out_rows(loaded.config, found)
     packs, _ = arrange(loaded.config, found, documents, _row_length(loaded.config))
     rows = show_rows(found, documents, packs, count)
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row.to_json()))
-        typer.echo(json.dumps(count_rows(found, documents, packs)))
+        counts = count_rows(found, documents, packs)
+        typer.echo(json.dumps(counts | {"evaluation": list(evaluated)}))
         return
     console = data()
     if count:
@@ -58,7 +65,7 @@ def preview(
         say("", console)
         show_row(row, number, console)
     say("", console)
-    for line in count_lines(found, documents, packs):
+    for line in (*count_lines(found, documents, packs), *evaluated):
         say(line, console)
 
 

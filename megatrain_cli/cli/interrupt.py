@@ -6,9 +6,9 @@ import signal
 from collections.abc import Iterable
 from contextlib import suppress
 
-from megatrain_cli.signals import WISHES, SignalThread, leave_now
+from megatrain_cli.signals import LIMITS, WISHES, SignalThread, leave_now
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *LIMITS)
 
 
 def settle_signals() -> None:

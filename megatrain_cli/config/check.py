@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
+from megatrain_cli.config.kinds import MAX_INT
 from megatrain_cli.config.later import find_not_yet
 from megatrain_cli.config.names import (
     KEYS,
@@ -144,9 +145,10 @@ class Checker:
         value = node.plain()
         word = suggest_word(value, annotation)
         hint = f". Did you mean `{word}`?" if word else ""
-        self.refuse(
-            node.where, shown, f"wanted {wanted(annotation)}, got {show_value(value)}{hint}"
-        )
+        kinds = wanted(annotation)
+        if isinstance(value, int) and value > MAX_INT and "whole number of at least" in kinds:
+            kinds += f", and at most {MAX_INT}"  # else what is said of it would be untrue
+        self.refuse(node.where, shown, f"wanted {kinds}, got {show_value(value)}{hint}")
 
 
 def place_of(key: str, root: dict[str, Located], file: str) -> str:

@@ -160,6 +160,13 @@ def _remedy_of(text: str, wants_folder: bool) -> str:
         return ". Addresses are not read: download it, and name the copy"
     if any(char in text for char in "*?[") and not wants_folder:
         return ". Patterns are not expanded: name a folder, or a list of files"
+    if "," in text and not wants_folder:
+        return f". Several files are a list: [{', '.join(text.split(','))}]"
+    if wants_folder and is_hub_id(Path(text)):
+        return (
+            ". If that is a model of a hub: none is downloaded here. Fetch it with "
+            f"`hf download {text} --local-dir FOLDER`, and name that folder"
+        )
     return ""
 
 

@@ -33,6 +33,7 @@ from megatrain_cli.data.table import (
     map_table,
 )
 from megatrain_cli.errors import CorruptError, DiskFullError, StorageError
+from megatrain_cli.limits import advice_on_size
 from megatrain_cli.units import show_bytes
 
 FORMAT = 2
@@ -222,7 +223,8 @@ def disk_errors(folder: Path, advice: str = _ADVICE) -> Iterator[None]:
                 f"{folder}: no room for the prepared rows ({reason}; {free} is free). {advice}"
             ) from error
         raise StorageError(
-            f"{folder}: prepared rows cannot be written: {reason}. {advice}"
+            f"{folder}: prepared rows cannot be written: {reason}. "
+            f"{advice_on_size(error) or advice}"
         ) from error
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from megatrain_cli.data.files import MAX_ROW
-from megatrain_cli.data.records import Records
+from megatrain_cli.data.records import NUL, Records
 from megatrain_cli.errors import DataError, RowError
 from megatrain_cli.units import show_number
 
@@ -27,7 +27,13 @@ def read_csv(file: BinaryIO, name: str) -> Records:
     with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         for line, row in _rows(text, name):
             where = f"{name}:{line}"
-            if header is None:
+            nul = next((place for place, cell in enumerate(row, start=1) if "\0" in cell), None)
+            if nul is not None:
+                error = RowError(where, f"a byte of cell {nul} {NUL}")
+                if header is None:
+                    raise error
+                yield where, error
+            elif header is None:
                 header = row
                 doubled = sorted({column for column in row if row.count(column) > 1})
                 if doubled:

@@ -51,6 +51,8 @@ _BINARY: dict[bytes, Kind] = {
 # How files begin that are often named by mistake, and what they are.
 _OTHERS = {
     b"PK\x03\x04": "a zip archive; unpack it",
+    b"\xff\xfe\x00\x00": "UTF-32 text; save it as UTF-8",
+    b"\x00\x00\xfe\xff": "UTF-32 text; save it as UTF-8",
     b"\xff\xfe": "UTF-16 text; save it as UTF-8",
     b"\xfe\xff": "UTF-16 text; save it as UTF-8",
     b"BZh91AY": "a bzip2 archive; unpack it, or pack it with gzip",
@@ -146,6 +148,11 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
         raise DataError(f"{name}: the compressed file is damaged or cut off: {error}") from None
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {error.strerror or error}") from None
+
+
+def goes_by_name(path: Path) -> bool:
+    """Whether its name says what a file is; one that nothing tells of is taken for JSON."""
+    return _unpacked(path).suffix.lower() in _SUFFIXES
 
 
 def is_packed(path: Path) -> bool:

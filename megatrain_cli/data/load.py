@@ -1,7 +1,7 @@
 """From a config to rows of tokens: tokenizer, template, sources, preparation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from megatrain_cli.data.examples import load_tokenizer
 from megatrain_cli.data.files import show_path
 from megatrain_cli.data.known import use_template
 from megatrain_cli.data.prepare import HowToPrepare, Prepared, Progress, prepare, was_prepared
+from megatrain_cli.data.repeats import ReadFile, read_files, repeated
 from megatrain_cli.data.source import SourceFile
 from megatrain_cli.data.sources import find_sources
 
@@ -26,11 +27,15 @@ class LoadedData:
 
     Attributes:
         tokenizer: With the template of the config.
+        files: Each time that one is read.
+        repeats: Lines on those that are read more than once; the summary's notes have them too.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
     sources: tuple[SourceFile, ...]
     prepared: Prepared
+    files: tuple[ReadFile, ...] = ()
+    repeats: tuple[str, ...] = ()
 
     def place(self, i: int) -> tuple[str, int]:
         """Where a document came from: the file, as a user would write it, and its line or row."""
@@ -73,7 +78,11 @@ def load_data(
             "data.template: no row is a chat, so nothing is written with it; it is saved with the "
             "model all the same"
         )
-    return LoadedData(tokenizer, sources, prepared)
+    files = read_files(sources, prepared)
+    lines = tuple(repeated(files, "data.train", "Name it once, or once with a `weight`"))
+    summary = replace(prepared.summary, notes=(*prepared.summary.notes, *lines))
+    prepared = replace(prepared, summary=summary)
+    return LoadedData(tokenizer, sources, prepared, tuple(files), lines)
 
 
 def is_prepared(config: TrainConfig) -> bool:

@@ -18,12 +18,20 @@ def as_record(where: str, value: object) -> Record:
     return where, RowError(where, f"{show_kind(value)} where an object is expected")
 
 
+NUL = (
+    "is NUL, which no text has: the file is UTF-16, or was not written to its end. Save it anew, "
+    "as UTF-8."
+)
+
+
 def decode(raw: bytes, where: str) -> str:
     """UTF-8 text.
 
     Raises:
         RowError: Names the first byte that is not.
     """
+    if b"\0" in raw:
+        raise RowError(where, f"byte {raw.index(0) + 1} {NUL}")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

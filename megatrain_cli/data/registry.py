@@ -118,12 +118,15 @@ class _Reader:
         if formatting == "alpaca" and set(named) == {"prompt"}:
             # Texts to go on with (its stage `pt`): a prompt and no answer.
             return "text", Reading({"text": named["prompt"]})
+        self._refuse_doubled("columns", named, fields)
         columns = {ours: named.get(theirs) for theirs, ours in fields.items()}
         columns |= dict.fromkeys((*COLUMNS, "label"))  # those that are named were refused
         if formatting == "alpaca":
             return "alpaca", Reading(columns)
         tags = self._names("tags") or {}
         self._refuse_unknown("tags.", tags, {*_TURN, *_ROLE})
+        self._refuse_doubled("tags", tags, _TURN)
+        self._refuse_doubled("tags", tags, _ROLE)
         columns |= {ours: tags[theirs] for theirs, ours in _TURN.items() if theirs in tags}
         roles = {ours: tags[theirs] for theirs, ours in _ROLE.items() if theirs in tags}
         return "sharegpt" if formatting == "sharegpt" else "messages", Reading(columns, roles)
@@ -182,6 +185,20 @@ class _Reader:
                 raise self._refuse(
                     f"{inside}{key}",
                     f"this version does not read it; known are {', '.join(sorted(known))}",
+                )
+
+    def _refuse_doubled(
+        self, inside: str, found: Mapping[str, str], keys: Mapping[str, str]
+    ) -> None:
+        """Refuse one name for two of some keys; `inside` is where they stand."""
+        named: dict[str, str] = {}
+        for key in [key for key in found if key in keys]:
+            first = named.setdefault(found[key], key)
+            if first != key:
+                raise self._refuse(
+                    f"{inside}.{key}",
+                    f"`{found[key]}` is {inside}.{first} too. Give each a name of its own, or "
+                    "leave one out",
                 )
 
     def _refuse(self, key: str, reason: str) -> DataError:

@@ -13,7 +13,7 @@ from pathlib import Path
 from megatrain_cli.data.arrow_file import read_arrow
 from megatrain_cli.data.bad_rows import BadRows
 from megatrain_cli.data.csv_file import read_csv
-from megatrain_cli.data.files import find_kind, list_files, open_bytes, show_path
+from megatrain_cli.data.files import find_kind, goes_by_name, list_files, open_bytes, show_path
 from megatrain_cli.data.formats import FORMATS, Reading, Row, find_format, parse_row
 from megatrain_cli.data.hub import HubSet, read_hub
 from megatrain_cli.data.idle import idle_tags, refuse_names, refuse_sampling
@@ -201,8 +201,27 @@ def _records_of(path: Path, sample_by: SampleBy | None) -> Records:
             yield from read_csv(file, name)
         elif kind == "text":
             yield from read_text(file, name, sample_by or "line")
-        else:
+        elif goes_by_name(path):
             yield from read_json(file, name)
+        else:
+            yield from _meant_as_json(read_json(file, name), path)
+
+
+def _meant_as_json(records: Records, path: Path) -> Records:
+    """Say of a file that begins with no JSON that its name has it taken for that."""
+    for number, (where, value) in enumerate(records):
+        if not number and isinstance(value, RowError):
+            kind = f"named {path.suffix}" if path.suffix else "without an ending"
+            yield (
+                where,
+                RowError(
+                    where,
+                    f"{value.reason}. A file {kind} is read as JSON; name it .txt, and each line "
+                    "of it is a row of text.",
+                ),
+            )
+        else:
+            yield where, value
 
 
 def _refuse_mapping(value: Mapping[str, object], where: str, reading: Reading) -> None:
@@ -218,13 +237,31 @@ def _refuse_mapping(value: Mapping[str, object], where: str, reading: Reading) -
 
 
 def _show_columns(value: Mapping[str, object]) -> str:
-    """The columns of a row that are not null, as far as they are names and no row of a file."""
-    names = [name for name, part in value.items() if part is not None and _NAME.fullmatch(name)]
+    """The columns of a row that are not null, as far as they are names and no row of a file.
+
+    Where all are null, these.
+    """
+    is_null = all(part is None for part in value.values())
+    there = (name for name, part in value.items() if is_null or part is not None)
+    names = [name for name in there if _NAME.fullmatch(name)]
     if not names:
         return "none that is a name"
     more = len(names) - _MOST_NAMES
     shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
-    return f"{shown} and {show_number(more, 'other')}" if more > 0 else shown
+    shown = f"{shown} and {show_number(more, 'other')}" if more > 0 else shown
+    return f"null alone, in {shown}" if is_null else shown
+
+
+def _advice_on_columns(value: Mapping[str, object]) -> str:
+    """What to do about a row of no known format."""
+    for name, part in value.items():
+        # As files have it that were made for a web page, or by `datasets` for one split each.
+        if _NAME.fullmatch(name) and isinstance(part, list) and part and isinstance(part[0], dict):
+            return (
+                f"If the rows are the {show_number(len(part), 'object')} in `{name}`, make that "
+                "list the whole file; else name other columns in `columns` of the source."
+            )
+    return "Name other columns in `columns` of the source."
 
 
 def _agree(
@@ -239,8 +276,7 @@ def _agree(
                 where,
                 "no column of a format that is known: wanted `instruction` and `output`, "
                 "`messages` or `conversations`, `prompt` and `completion`, `text`, or `input_ids`; "
-                f"the row has {_show_columns(value)}. Name other columns in `columns` of the "
-                "source.",
+                f"the row has {_show_columns(value)}. {_advice_on_columns(value)}",
             )
         if len(found) > 1:
             raise RowError(

@@ -31,6 +31,19 @@ def checkpoint_bytes(spec: ModelSpec, fmt: TileFormat) -> int:
     return durable_bytes(spec.num_parameters, fmt)
 
 
+def largest_file_bytes(numels: Iterable[int], fmt: TileFormat) -> int:
+    """Of the files of a checkpoint, the tensors of the largest one.
+
+    A layer has a file of weights, and one of all else.
+
+    Args:
+        numels: Elements of each layer.
+        fmt: Of their tiles.
+    """
+    widths = region_widths(fmt)
+    return max(numels) * max(widths["weights"], _durable(widths) - widths["weights"])
+
+
 def kept_checkpoints(checkpoint: CheckpointSection, last_step: int | None) -> int:
     """Most checkpoints that a run folder holds at once: the newest, milestones, one being written.
 

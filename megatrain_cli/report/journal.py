@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from megatrain_cli.errors import CorruptError, StorageError
+from megatrain_cli.limits import advice_on_size
 from megatrain_cli.regular import read_file
 from megatrain_cli.report.records import EvalRecord, StepRecord
 
@@ -59,6 +60,8 @@ class Journal:
             self._write_left()
         except OSError as error:
             problem = f"{self.path}: cannot be written: {error.strerror}."
+            if (advice := advice_on_size(error)) is not None:
+                raise StorageError(f"{problem} {advice}") from error
             if self._patient is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageError(problem) from error
             if not self._said:

@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from megatrain_cli.config.schema import DataSection
 from megatrain_cli.data.chunks import Encoding
-from megatrain_cli.data.content import FileContent
-from megatrain_cli.data.files import show_path
 from megatrain_cli.data.held_out import Documents
 from megatrain_cli.data.pack import Packs, pack_documents
 from megatrain_cli.data.prepare import HowToPrepare, prepare
+from megatrain_cli.data.repeats import ReadFile, read_files, repeated, trained_on
 from megatrain_cli.data.sources import find_sources
 from megatrain_cli.plan.decide import Decisions
 from megatrain_cli.train.layout import StepRows, lay_out
@@ -92,9 +91,9 @@ def load_evaluation(
     tokenizer: "PreTrainedTokenizerBase",
     progress: Callable[[int, float], None],
     say: Callable[[str], None],
-    trained: Iterable[FileContent] = (),
-) -> tuple[Documents, tuple[str, ...]]:
-    """Read the rows of `data.eval`; what became of them, a line a fact.
+    trained: Iterable[ReadFile] = (),
+) -> tuple[Documents, tuple[str, ...], tuple[str, ...]]:
+    """Read the rows of `data.eval`; what became of them, and which are not new, a line a fact.
 
     Args:
         data: What was asked.
@@ -108,19 +107,16 @@ def load_evaluation(
         StorageError: The disk refused.
     """
     assert data.eval is not None
+    sources = find_sources(data, data.eval)
     prepared = prepare(
-        find_sources(data, data.eval),
+        sources,
         tokenizer,
         Encoding(data.max_length, data.overlong, data.train_on_prompt),
         data.on_bad_row,
         data.max_bad_share,
         HowToPrepare(data.workers, data.cache_dir, progress, say),
     )
-    known = {file.xxh3_128 for file in trained}
-    seen = [file.path for files in prepared.contents for file in files if file.xxh3_128 in known]
-    told = [
-        f"{show_path(path)} is a file of data.train too, so its loss says nothing of other rows"
-        for path in seen
-    ]
-    lines = tuple(f"evaluation: {line}" for line in [*prepared.summary.lines(), *told])
-    return Documents(prepared.examples), lines
+    files, known = read_files(sources, prepared), {file.content for file in trained}
+    told = [*repeated(files, "data.eval", "Name it once"), *trained_on(files, known)]
+    lines = [f"evaluation: {line}" for line in [*prepared.summary.lines(), *told]]
+    return Documents(prepared.examples), tuple(lines), tuple(told)

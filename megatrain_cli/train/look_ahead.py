@@ -85,4 +85,5 @@ def _find_rows(config: TrainConfig, plan: RunPlan) -> tuple[TrainingRows | None,
         # A plan may be asked for before all is in place; `train` refuses what is not.
         return None, f"not known ({str(error).splitlines()[0]}): {bound}"
     longest = show_number(int(rows.row_lengths.max()), "token")
-    return rows, f"longest {longest}, all {show_number(rows.rows_per_epoch, 'row')} {how}"
+    found = f"longest {longest}, all {show_number(rows.rows_per_epoch, 'row')} {how}"
+    return rows, "; ".join([found, *rows.repeats])

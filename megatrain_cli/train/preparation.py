@@ -18,6 +18,7 @@ from megatrain_cli.checkpoint.storage import StorageFacts
 from megatrain_cli.config.load import LoadedConfig, dump_config
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.errors import DeviceError, PlanError
+from megatrain_cli.limits import note_on_cpu_time
 from megatrain_cli.model.functions import Functions
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.pipeline.executor import device_failure
@@ -119,6 +120,9 @@ def prepare_attempt(
         line = not_bit_exact(differences(saved, numerics_of(skeleton, plan)))
         if line is not None:
             console.note(line)
+    limit = note_on_cpu_time()
+    if limit is not None:
+        console.note(limit)
     for name in remove_leftovers(fs, folder.checkpoints):  # they take the room of a checkpoint
         console.note(f"removed {name}, which a save that was cut short had left")
     storage = look_at_disk(config.checkpoint, plan, folder, resumption, console.note)

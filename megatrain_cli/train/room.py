@@ -7,6 +7,9 @@ from megatrain_cli.checkpoint.keep import which_to_prune
 from megatrain_cli.checkpoint.resolve import candidates
 from megatrain_cli.checkpoint.storage import StorageFacts, check_storage
 from megatrain_cli.config.schema import CheckpointSection
+from megatrain_cli.errors import StorageError
+from megatrain_cli.limits import largest_file
+from megatrain_cli.plan.checkpoints import largest_file_bytes
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.resume import Resumption
@@ -31,9 +34,10 @@ def look_at_disk(
 
     Raises:
         DiskFullError: There is no room for a checkpoint, and the run can make none.
-        StorageError: The folder cannot be written.
+        StorageError: The folder cannot be written, or no file may be as large as one will be.
     """
     fs, need = FileSystem(), plan.checkpoint_bytes
+    _refuse_large_files(plan, folder)
     spare = 0
     if config.on_disk_full == "skip":
         spare = need
@@ -58,6 +62,18 @@ def look_at_disk(
             f"{show_bytes(spare)} will be removed for the next {how}."
         )
     return storage
+
+
+def _refuse_large_files(plan: RunPlan, folder: RunFolder) -> None:
+    """The first save would fail, after all the steps before it."""
+    allowed = largest_file()
+    largest = largest_file_bytes(plan.layer_numels, plan.decisions.tile_format)
+    if allowed is not None and allowed < largest:
+        raise StorageError(
+            f"{folder.checkpoints}: a checkpoint has files of up to {show_bytes(largest)}, and "
+            f"`ulimit -f` allows no more than {show_bytes(allowed)}. Raise it "
+            "(`ulimit -f unlimited`)."
+        )
 
 
 def _prunable_bytes(fs: FileSystem, folder: RunFolder, resumption: Resumption) -> int:

@@ -63,6 +63,7 @@ class TrainingRows:
         packs: Which documents are in which row; None where each is a row of its own.
         documents: Those of them that are trained on.
         evaluation: What the run is evaluated on; None if it is not.
+        repeats: What `lines` says of files that are read more than once.
         total_steps: Optimizer steps of the run, those before `start` included.
         start: Where this process goes on.
         example: One row as `(text, trained)` spans, for a person to check.
@@ -84,6 +85,7 @@ class TrainingRows:
     chat_template: str | None = None
     packs: Packs | None = None
     evaluation: EvaluationRows | None = None
+    repeats: tuple[str, ...] = ()
 
     @property
     def examples(self) -> Examples:
@@ -240,10 +242,10 @@ def load_rows(
     loaded = load_data(config, say, progress)
     tokenizer, prepared = loaded.tokenizer, loaded.prepared
     documents, held_out = hold_out_rows(config, loaded)
-    lines = tuple[str, ...]()
+    lines, repeats = tuple[str, ...](), loaded.repeats
     if data.eval is not None:
-        trained = [file for files in prepared.contents for file in files]
-        held_out, lines = load_evaluation(data, tokenizer, progress, say, trained)
+        held_out, lines, told = load_evaluation(data, tokenizer, progress, say, loaded.files)
+        repeats += told
     elif held_out is not None:
         lines = tuple(held_out_lines(documents))
     packs, stream = arrange(config, loaded, documents, decisions.max_length)
@@ -279,6 +281,7 @@ def load_rows(
         chat_template=None if data.template is None else tokenizer.chat_template,
         packs=packs,
         evaluation=evaluation,
+        repeats=repeats,
     )
 
 

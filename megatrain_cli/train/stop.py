@@ -1,9 +1,10 @@
 """Signals: finish the step, save, leave; or save and go on. The second one ends at once.
 
-SIGINT, SIGTERM and SIGHUP ask for the end, `WISHES` for a checkpoint; SIGQUIT ends at once and
-saves nothing. SIGHUP and SIGQUIT that were ignored when the run began, as under `nohup`, stay so. A
-wish that came before, while it was blocked (`settle_signals`), is noted at once; one that comes
-behind the run harms it no more. How the run ends is known by then: a signal only hastens that.
+SIGINT, SIGTERM, SIGHUP and `LIMITS` ask for the end, `WISHES` for a checkpoint; SIGQUIT ends at
+once and saves nothing. What was ignored when the run began, as SIGHUP under `nohup`, stays so, but
+for SIGINT and SIGTERM. A wish that came before, while it was blocked (`settle_signals`), is noted
+at once; one that comes behind the run harms it no more. How the run ends is known by then: a signal
+only hastens that.
 
 At once is where the signal is heeded. A KeyboardInterrupt would be raised wherever the main thread
 is by then: it is lost in a destructor or a callback, and where it is not, unwinding waits for the
@@ -13,7 +14,7 @@ read, and the next start removes it.
 One request may come as several signals: `timeout` tells its child and then the whole group, a
 closed terminal is told by the shell and by the kernel, a cancelled job gets SIGINT and SIGTERM, in
 either order. So what follows within a second is taken for the same request, unless it is a second
-SIGINT: that is a person's.
+SIGINT: that is a person's. One of `LIMITS` is never a second request.
 """
 
 import signal
@@ -23,10 +24,17 @@ from types import TracebackType
 from typing import Self
 
 from megatrain_cli.errors import MegatrainError
-from megatrain_cli.signals import WISHES, SignalThread, decide_end, leave_end_open, leave_now
+from megatrain_cli.signals import (
+    LIMITS,
+    WISHES,
+    SignalThread,
+    decide_end,
+    leave_end_open,
+    leave_now,
+)
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
-_UNLESS_IGNORED = (signal.SIGHUP, signal.SIGQUIT)
+_UNLESS_IGNORED = (signal.SIGHUP, signal.SIGQUIT, *LIMITS)
 _ONE_REQUEST_SECONDS = 1.0
 
 
@@ -109,6 +117,8 @@ class StopRequest:
             )
         if self._first is None:
             self._noted_at, self._first = self._clock(), number
-        elif self.seconds > _ONE_REQUEST_SECONDS or (self._interrupted and number == signal.SIGINT):
+        elif number not in LIMITS and (
+            self.seconds > _ONE_REQUEST_SECONDS or (self._interrupted and number == signal.SIGINT)
+        ):
             leave_now(number, f"Stopped by a second signal, {name}: the last checkpoint stays.")
         self._interrupted |= number == signal.SIGINT

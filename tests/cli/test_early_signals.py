@@ -76,6 +76,8 @@ main()
         (signal.SIGTERM, (143, "", "Stopped by SIGTERM.\n")),
         (signal.SIGHUP, (129, "", "Stopped by SIGHUP.\n")),
         (signal.SIGQUIT, (131, "", "Stopped by SIGQUIT.\n")),
+        (signal.SIGXCPU, (152, "", "Stopped by SIGXCPU.\n")),
+        (signal.SIGALRM, (142, "", "Stopped by SIGALRM.\n")),
         (signal.SIGUSR1, (0, f"megatrain {__version__}\n", "")),  # waits for a run to save
         (signal.SIGUSR2, (0, f"megatrain {__version__}\n", "")),
     ],
@@ -96,7 +98,7 @@ runpy.run_module("megatrain_cli", run_name="__main__")
     assert run(code) == end
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU])
 def test_a_signal_that_was_ignored_as_it_started_stays_so(number: signal.Signals) -> None:
     code = f"""
 import os, signal
@@ -135,7 +137,7 @@ import os, sys
 from megatrain_cli.__main__ import main
 class Late:
     def __init__(self):
-        self.kill, self.pid, self.numbers = os.kill, os.getpid(), (1, 2, 3, 15)
+        self.kill, self.pid, self.numbers = os.kill, os.getpid(), (1, 2, 3, 14, 15, 24)
     def __del__(self):
         for number in self.numbers:
             self.kill(self.pid, number)

@@ -5,6 +5,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from megatrain_cli.config.kinds import MAX_INT
 from megatrain_cli.config.schema import KeepLayers
 from tests.config.conftest import Load, Problems
 
@@ -67,6 +68,14 @@ def test_an_empty_value_is_null(load: Load) -> None:
     ("override", "expected"),
     [
         ("train.seed=-1", "train.seed: wanted a whole number of at least 0, got -1"),
+        (
+            "train.seed=18446744073709551616",
+            f"train.seed: wanted a whole number of at least 0, and at most {MAX_INT}, got {2**64}",
+        ),
+        (
+            f"optimizer.eps={10**40}",
+            f"optimizer.eps: wanted a number from 1e-30 to 1e30, got 1{'0' * 40}",
+        ),
         (
             "optimizer.threads=2000",
             "optimizer.threads: wanted a whole number from 1 to 1024 or `auto`, got 2000",

@@ -126,6 +126,12 @@ def test_every_missing_path_is_shown_as_given_and_as_resolved(load: Load, tmp_pa
         ("data.train", "https://host/a.jsonl", ". Addresses are not read: download it"),
         ("data.train", "file:///data/a.jsonl", ". Addresses are not read: download it"),
         ("model.path", "https://host/org/name", ". Addresses are not read: download it"),
+        ("data.train", "a.jsonl,b.jsonl", ". Several files are a list: [a.jsonl, b.jsonl]"),
+        (
+            "model.path",
+            "Org/Name-7B",
+            ". If that is a model of a hub: none is downloaded here. Fetch",
+        ),
     ],
 )
 def test_what_is_no_path_but_looks_like_one_is_told_what_to_do(

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,8 @@ def test_what_stands_beside_a_chat_is_checked_too(
     ("content", "kind"),
     [
         ("text".encode("utf-16"), "UTF-16"),
+        ("text".encode("utf-32"), "UTF-32"),
+        ("\ufefftext".encode("utf-32-be"), "UTF-32"),
         (b"version https://git-lfs.github.com/spec/v1", "Git LFS"),
         (b"PK\x03\x04", "zip archive"),
         (bz2.compress(b"{}"), "bzip2 archive"),
@@ -218,6 +221,44 @@ def test_what_stands_beside_a_chat_is_checked_too(
 )
 def test_a_file_of_another_kind_is_named_as_such(write: Write, content: bytes, kind: str) -> None:
     assert kind in refusal(write(content))
+
+
+@pytest.mark.parametrize(
+    ("name", "good"),
+    [("a.jsonl", '{"text": "ab"}'), ("a.txt", "ab"), ("a.csv", "instruction,output")],
+)
+def test_a_byte_that_is_nul_is_no_text(tmp_path: Path, name: str, good: str) -> None:
+    """UTF-16 without its mark, and what a crash leaves of a file: else both would be learnt."""
+    path = tmp_path / name
+    for line, content in (
+        (1, f"{good}\n".encode("utf-16-le")),
+        (1, f"{good}\n".encode("utf-16-be")),
+        (2, f"{good}\nab,".encode() + bytes(9)),
+    ):
+        path.write_bytes(content)
+        assert re.search(
+            rf"{name}:{line}: .* is NUL, which no text has: .*as UTF-8\.", refusal(path)
+        )
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.md", "named .md"), ("rows", "without an ending")])
+def test_a_file_that_is_json_by_default_alone_says_so(tmp_path: Path, name: str, kind: str) -> None:
+    (tmp_path / name).write_text("# Title\n")
+    said = refusal(tmp_path / name)
+    assert f"{name}:1: broken JSON: Expecting value (column 1). A file {kind} is read as" in said
+    (tmp_path / name).write_text('{"text": "a"}\n# Title\n')
+    assert "read as" not in refusal(tmp_path / name)
+
+
+def test_a_first_row_of_nulls_is_said_to_be_that(write: Write) -> None:
+    said = refusal(write([{"text": None, "id": None}, {"text": "a"}]))
+    assert "the row has null alone, in `text`, `id`. Name other" in said
+
+
+def test_rows_below_a_key_are_found_and_named(write: Write) -> None:
+    rows = [{"text": "a"}, {"text": "b"}]
+    said = refusal(write([{"version": 1, "data": rows}]))
+    assert "the row has `version`, `data`. If the rows are the 2 objects in `data`, make" in said
 
 
 def test_a_format_is_asked_for_where_the_columns_do_not_tell(write: Write) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from megatrain_cli.config.schema import DataSection
 from megatrain_cli.data.formats import Row
 from megatrain_cli.data.hub import HubSet
+from megatrain_cli.data.registry import _ALPACA, _ROLE, _TURN
 from megatrain_cli.data.source import SourceFile, read_rows
 from megatrain_cli.data.sources import find_sources
 from megatrain_cli.errors import DataError
@@ -191,6 +193,34 @@ def test_what_an_entry_asks_for_in_vain_is_refused_by_name(
     with pytest.raises(DataError) as caught:
         sources(registry(it=entry))
     assert f"dataset_info.json#it: {reason}" in str(caught.value)
+
+
+def tagged(tags: dict[str, str]) -> dict[str, object]:
+    return {"file_name": "a.json", "formatting": "sharegpt", "tags": tags}
+
+
+def test_one_name_for_two_things_of_an_entry_is_refused(registry: Callable[..., str]) -> None:
+    """Of two roles the last one would be taken, of two fields each: neither was meant."""
+    for keys, entry in (
+        (_ROLE, lambda a, b: tagged({a: "x", "role_tag": "x", b: "x"})),
+        (_TURN, lambda a, b: tagged({a: "x", "user_tag": "x", b: "x"})),
+        (_ALPACA, lambda a, b: {"file_name": "a.json", "columns": {a: "x", b: "x"}}),
+    ):
+        kind = "columns" if keys is _ALPACA else "tags"
+        for first, second in permutations(keys, 2):
+            with pytest.raises(DataError) as caught:
+                sources(registry(it=entry(first, second)))
+            assert f"#it: {kind}.{second}: `x` is {kind}.{first} too. " in str(caught.value)
+
+
+def test_one_tag_for_two_roles_is_refused_with_both(registry: Callable[..., str]) -> None:
+    tags = {"user_tag": "human", "assistant_tag": "gpt", "observation_tag": "human"}
+    with pytest.raises(DataError) as caught:
+        sources(registry(it=tagged(tags)))
+    assert str(caught.value).endswith(
+        "#it: tags.observation_tag: `human` is tags.user_tag too. Give each a name of its own, or "
+        "leave one out."
+    )
 
 
 def test_an_entry_that_is_not_there_is_refused(registry: Callable[..., str]) -> None:

@@ -2,8 +2,10 @@
 
 import os
 import re
+import resource
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,9 @@ from tests.train.workspace import make_workspace
 
 pytestmark = pytest.mark.usefixtures("heeds_hangup")
 
-ENDING = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+ENDING = pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGALRM]
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +59,26 @@ def test_a_signal_in_a_step_ends_the_run_after_it_and_resume_ends_as_if_there_wa
     assert checkpoints_of(run) == ["step-00000003"]
     resume_here(run)
     assert last_payloads(run) == last_payloads(workspace.parent / "whole")
+
+
+def test_a_limit_of_cpu_time_ends_a_run_with_all_saved(
+    workspace: Path, tmp_path: Path, moments: Moments
+) -> None:
+    """As `ulimit -S -t` sets it; above a soft limit that is also the hard one it kills."""
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+
+    def exceed_it() -> None:
+        soft = int(time.process_time())
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, before[1]))
+        while resource.getrlimit(resource.RLIMIT_CPU)[0] < soft + 1:  # the system raises it
+            pass
+        resource.setrlimit(resource.RLIMIT_CPU, before)  # else it ends the tests behind the run
+
+    run = tmp_path / "run"
+    moments.at(3, Kind.FORWARD, exceed_it)
+    with pytest.raises(Stopped, match=r"Stopped by SIGXCPU after step 3 of 6; all is saved"):
+        train_here(workspace, f"train.output_dir={run}")
+    assert checkpoints_of(run) == ["step-00000003"]
 
 
 def test_interrupt_and_terminate_in_one_instant_are_one_request(

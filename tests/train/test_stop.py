@@ -9,7 +9,7 @@ import pytest
 
 from megatrain_cli import signals
 from megatrain_cli.errors import NumericsError, Stopped
-from megatrain_cli.signals import WISHES
+from megatrain_cli.signals import LIMITS, WISHES
 from megatrain_cli.train import stop as stop_module
 from megatrain_cli.train.stop import StopRequest
 
@@ -71,6 +71,25 @@ def test_what_follows_in_the_same_second_is_the_same_request_and_later_ends_at_o
         assert ended == [second]
 
 
+@pytest.mark.parametrize("number", LIMITS)
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGXCPU])
+def test_a_limit_that_is_exceeded_is_never_a_second_request(
+    first: signal.Signals, number: signal.Signals, ended: list[int]
+) -> None:
+    """SIGXCPU comes with every second of CPU time, which many threads use up in an instant."""
+    now = 100.0
+    with StopRequest(clock=lambda: now) as stop:
+        signal.raise_signal(first)
+        for later in (100.9, 101.1, 160.0):
+            now = later
+            signal.raise_signal(number)
+        assert stop.signal_name == first.name
+        assert not ended
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.number == first
+        assert ended == [signal.SIGTERM]
+
+
 def test_a_quit_ends_at_once(ended: list[int]) -> None:
     before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     with StopRequest() as stop:
@@ -81,7 +100,7 @@ def test_a_quit_ends_at_once(ended: list[int]) -> None:
     assert signal.signal(signal.SIGQUIT, before) == signal.SIG_DFL
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, *LIMITS])
 def test_a_signal_that_was_ignored_stays_so(number: signal.Signals, ended: list[int]) -> None:
     before = signal.signal(number, signal.SIG_IGN)
     with StopRequest() as stop:
