@@ -13,6 +13,7 @@ from megatrain_cli.plan.decide import (
     WHOLE_CHUNK_BYTES,
     Decisions,
     Known,
+    ways_to_join,
 )
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import SPARE_BYTES, make_plan
@@ -120,6 +121,16 @@ def test_micro_batches_are_joined_up_to_a_bound_where_they_fit(
         tight = replace(GPU, device_bytes=whole.device_bytes + SPARE_BYTES - 1)
         asked: Sections = {**sections, "pipeline": {"activations": "recompute"}}
         assert plan_for(spec, tight, asked).decisions.joined < whole.decisions.joined
+
+
+@given(st.integers(1, 24), st.integers(1, 24))
+def test_advice_never_joins_more_micro_batches_than_it_has(tried: int, accumulation: int) -> None:
+    """Those that passed at once on the device were of another number."""
+    config = make_config({"train": {"gradient_accumulation_steps": accumulation}})
+    known = Known(joined=tried)
+    ways = ways_to_join(config, SPEC, GPU, known)
+    assert all(accumulation % joined == 0 for joined in ways)
+    assert ways == (tried,) or accumulation % tried
 
 
 @pytest.mark.parametrize(
