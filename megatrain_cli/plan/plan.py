@@ -11,6 +11,7 @@ from megatrain_cli.plan.checkpoints import checkpoint_bytes, kept_checkpoints, p
 from megatrain_cli.plan.cost import StepBounds, step_bounds
 from megatrain_cli.plan.decide import Before, Decisions, Known, decide, ways_to_join
 from megatrain_cli.plan.estimates import Sizes
+from megatrain_cli.plan.hiding import Attempt, fewest_that_hide
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.memory import DEVICE, MAPPED, PlanLine, bill
 from megatrain_cli.plan.remedies import Way, advise, device_ways, host_ways
@@ -212,6 +213,16 @@ def make_plan(
                 return False
         return True
 
+    def attempt(asked: TrainConfig) -> Attempt:
+        found = decide_all(asked)
+        bounds = step_bounds(spec, found, machine, known.rows)
+        needed = lines_of(found)
+        worse = (
+            host <= machine.host_bytes < _total(needed, device=False),
+            device <= machine.device_bytes < _total(needed, device=True),
+        )
+        return Attempt(bounds, found.num_micro_batches, not any(worse))
+
     def host_bytes(asked: TrainConfig) -> int:
         return _total(lines_of(decide_all(asked)), device=False)
 
@@ -245,6 +256,7 @@ def make_plan(
             f"{show_bytes(device - machine.device_bytes)} are missing."
         )
     bounds = step_bounds(spec, decisions, machine, known.rows)
+    enough = fewest_that_hide(config, bounds, attempt) if advised else None
     checkpoint = checkpoint_bytes(spec, decisions.tile_format)
     kept = kept_checkpoints(config.checkpoint, config.train.max_steps)
     return RunPlan(
@@ -264,7 +276,7 @@ def make_plan(
         bounds,
         checkpoint,
         kept * checkpoint,
-        warnings_of(config, decisions, machine, bounds),
+        warnings_of(config, decisions, machine, bounds, enough),
         is_tight(),
         tuple(missing),
     )
