@@ -87,7 +87,7 @@ def price(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> tuple[Remed
         return ()
     found: dict[str, Remedy] = {}
     length, on_gpu = plan.decisions.max_length, plan.machine.has_cuda
-    before, (host, _) = _step_seconds(plan, skeleton), plan.places["host RAM"]
+    before, (host, _) = step_seconds(plan, skeleton), plan.places["host RAM"]
     for place, (needed, limit) in plan.places.items():
         if has_room(needed, limit):
             continue
@@ -111,11 +111,11 @@ def starving_slabs(skeleton: Skeleton, plan: RunPlan) -> str | None:
     Played with the machine's rates; without rates nothing is known.
     """
     slabs = plan.decisions.num_slabs
-    before = _step_seconds(plan, skeleton)
+    before = step_seconds(plan, skeleton)
     if not slabs or before is None:
         return None
     more = replace(plan, decisions=replace(plan.decisions, num_slabs=2 * slabs))
-    after = _step_seconds(more, skeleton)
+    after = step_seconds(more, skeleton)
     if after is None or after > before * (1 - _NOTED_GAIN):
         return None
     return (
@@ -136,7 +136,7 @@ def _priced(
     then = make_plan(
         changed, skeleton.spec, skeleton.layouts, plan.machine, plan.known, advised=False
     )
-    after = _step_seconds(then, skeleton)
+    after = step_seconds(then, skeleton)
     return Remedy(
         way=way,
         text=way.text(config),
@@ -149,7 +149,8 @@ def _priced(
     )
 
 
-def _step_seconds(plan: RunPlan, skeleton: Skeleton) -> float | None:
+def step_seconds(plan: RunPlan, skeleton: Skeleton) -> float | None:
+    """Of a step that is played; None where no rates are known."""
     found = forecast(plan, skeleton.spec, None)
     return None if found is None else found.step_seconds
 
