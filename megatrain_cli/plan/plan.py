@@ -188,13 +188,16 @@ def make_plan(
         if same is not None:
             return with_pool(asked, same)
         *more, least = ways_to_join(asked, spec, machine, known)
-        for joined in more:
+        made = []
+        for joined in (*more, least):
             decisions = decide(asked, spec, layouts, machine, known, joined=joined)
-            decisions = with_activations(asked, decisions)
-            if fits(decisions):
-                return with_pool(asked, decisions)
-        decisions = decide(asked, spec, layouts, machine, known, joined=least)
-        return with_pool(asked, with_activations(asked, decisions))
+            made.append(with_activations(asked, decisions))
+            if fits(made[-1]):
+                return with_pool(asked, made[-1])
+        # Gradients of a single pass are not summed, so the fewest at once may need more.
+        *others, last = made
+        barely = (one for one in (last, *others) if fits(one, spare=0))
+        return with_pool(asked, next(barely, last))
 
     def has_room_for(decisions: Decisions) -> bool:
         lines = lines_of(decisions)
