@@ -249,7 +249,7 @@ def plan(
         # What would help stands below, priced.
         for line in run_plan.missing if remedies else run_plan.shortfalls:
             say(f"does not fit: {line}", console, style="bold red")
-        for line in (*(expected.lines() if expected else ()), *lines_of(remedies)):
+        for line in (*(expected.lines() if expected else ()), *lines_of(run_plan, remedies)):
             say(line, console)
         if schedule:
             typer.echo()
