@@ -46,7 +46,7 @@ class _Tried:
 
 def warned(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> RunPlan:
     """The plan with what playing it otherwise warns of."""
-    found = starving_slabs(skeleton, plan), poor_division(config, skeleton, plan)
+    found = starving_slabs(config, skeleton, plan), poor_division(config, skeleton, plan)
     lines = tuple(line for line in found if line is not None)
     return replace(plan, warnings=(*plan.warnings, *lines))
 

@@ -8,7 +8,7 @@ from megatrain_cli.config.schema import KeepLayers, TrainConfig
 from megatrain_cli.model.skeleton import Skeleton
 from megatrain_cli.plan.plan import HOST_RAM, RunPlan, make_plan
 from megatrain_cli.plan.remedies import Way, device_ways, host_ways
-from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, has_room, show_places
+from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, show_places
 from megatrain_cli.train.forecast import forecast
 from megatrain_cli.units import show_bytes, show_seconds
 
@@ -99,7 +99,7 @@ def price(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> tuple[Remed
     freeing: dict[str, Remedy] = {}
     host, _ = plan.places[HOST_RAM]
     for place, (needed, limit) in plan.places.items():
-        if has_room(needed, limit):
+        if needed <= limit:
             continue
         on_host = place == HOST_RAM
         for way in of_host if on_host else of_device:
@@ -129,18 +129,21 @@ def _giving_room(trial: "_Trial", ways: Sequence[Way]) -> list[Remedy]:
     return [replace(min(found, key=_cost), is_pair=True)] if found else []
 
 
-def starving_slabs(skeleton: Skeleton, plan: RunPlan) -> str | None:
+def starving_slabs(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> str | None:
     """A line where twice as many gradient slabs would shorten a step; None where nothing says so.
 
-    Played with the machine's rates; without rates nothing is known.
+    Planned and played with the machine's rates; without rates nothing is known. Slabs that have no
+    room are not named.
     """
     slabs = plan.decisions.num_slabs
-    before = step_seconds(plan, skeleton)
-    if not slabs or before is None:
+    trial = _Trial(config, skeleton, plan)
+    if not slabs or trial.before is None:
         return None
-    more = replace(plan, decisions=replace(plan.decisions, num_slabs=2 * slabs))
-    after = step_seconds(more, skeleton)
+    then = trial.planned(Way({"pipeline.grad_slabs": 2 * slabs}))
+    before, after = trial.before, step_seconds(then, skeleton)
     if after is None or after > before * (1 - _NOTED_GAIN):
+        return None
+    if then.verdict not in (FITS, plan.verdict):
         return None
     return (
         f"gradients wait for slabs: with `pipeline.grad_slabs: {2 * slabs}` a step takes "
@@ -166,7 +169,7 @@ class _Trial:
     def __init__(self, config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> None:
         self.config, self.plan = config, plan
         self._skeleton = skeleton
-        self._before = step_seconds(plan, skeleton)
+        self.before = step_seconds(plan, skeleton)
 
     def planned(self, way: Way) -> RunPlan:
         """With what the way sets."""
@@ -176,7 +179,7 @@ class _Trial:
 
     def priced(self, way: Way, then: RunPlan) -> Remedy:
         """What the way frees and costs; `then` is the plan with it."""
-        before, after = self._before, step_seconds(then, self._skeleton)
+        before, after = self.before, step_seconds(then, self._skeleton)
         return Remedy(
             way=way,
             text=way.text(self.config),

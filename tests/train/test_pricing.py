@@ -191,14 +191,52 @@ def test_slabs_that_starve_are_found_by_playing_with_more_of_them() -> None:
     there = replace(h200(5e9), rates=slow)
     skeleton = skeleton_of(SKELETON)
     asked = {"optimizer": {"update": "eager", "max_grad_norm": None}}
-    _, plan = planned(there, asked | {"pipeline": {"grad_slabs": 1}})
-    line = starving_slabs(skeleton, plan)
+    config, plan = planned(there, asked | {"pipeline": {"grad_slabs": 1}})
+    line = starving_slabs(config, skeleton, plan)
     assert line is not None
     assert "`pipeline.grad_slabs: 2`" in line
-    _, plan = planned(there, asked | {"pipeline": {"grad_slabs": 60}})
-    assert starving_slabs(skeleton, plan) is None
-    _, plan = planned(replace(there, rates=None), asked)
-    assert starving_slabs(skeleton, plan) is None
+    config, plan = planned(there, asked | {"pipeline": {"grad_slabs": 60}})
+    assert starving_slabs(config, skeleton, plan) is None
+    config, plan = planned(replace(there, rates=None), asked)
+    assert starving_slabs(config, skeleton, plan) is None
+
+
+def test_slabs_that_have_no_room_are_not_named() -> None:
+    slow = replace(RATES, copy=(replace(RATES.copy[0], rate=1e9),))
+    skeleton, there = skeleton_of(SKELETON), replace(h200(5e9), rates=slow)
+    asked: dict[str, dict[str, Any]] = {
+        "optimizer": {"update": "eager", "max_grad_norm": None},
+        "pipeline": {"grad_slabs": 1},
+    }
+    config, plan = planned(there, asked)
+    more = planned(there, asked | {"pipeline": {"grad_slabs": 2}})[1].host_bytes
+    assert plan.host_bytes < more
+    for host_bytes, named in ((more - 1, False), (more, True)):
+        config, plan = planned(replace(there, host_bytes=host_bytes), asked)
+        assert plan.verdict == TIGHT
+        assert (starving_slabs(config, skeleton, plan) is not None) is named
+
+
+def _short(plan: RunPlan) -> dict[str, int]:
+    return {place: max(0, needed - limit) for place, (needed, limit) in plan.places.items()}
+
+
+@pytest.mark.parametrize(("host_gib", "device_gib"), [(30, 6), (30, 139), (30, 24), (125, 6)])
+def test_each_remedy_of_a_run_that_does_not_fit_makes_a_shortage_less(
+    host_gib: int, device_gib: int
+) -> None:
+    """A GPU that is full of kept layers is not short: what frees it there would not help."""
+    there = replace(h200(5e9), host_bytes=host_gib * GIB, device_bytes=device_gib * GIB)
+    train = {"micro_batch_size": 2, "gradient_accumulation_steps": 32}
+    config, plan = planned(there, {"train": train})
+    assert plan.shortfalls
+    skeleton, before = skeleton_of(SKELETON), _short(plan)
+    remedies = price(config, skeleton, plan)
+    assert remedies
+    for remedy in remedies:
+        asked = remedy.way.apply(config)
+        after = _short(make_plan(asked, skeleton.spec, skeleton.layouts, there, plan.known))
+        assert any(after[place] < before[place] for place in before)
 
 
 def test_a_shortage_is_not_moved_to_a_host_that_has_no_room_for_it() -> None:
