@@ -199,8 +199,9 @@ def plan(
     from megatrain_cli.train.assemble import prepare, schedule_of
     from megatrain_cli.train.drawing import draw_plan
     from megatrain_cli.train.forecast import forecast, timeline_of
+    from megatrain_cli.train.joining import warned
     from megatrain_cli.train.look_ahead import look_ahead
-    from megatrain_cli.train.pricing import lines_of, price, starving_slabs
+    from megatrain_cli.train.pricing import lines_of, price
 
     skeleton, run_plan = prepare(loaded, there, model, to_train=False)
     proved = skeleton.spec.architecture in PROVED
@@ -222,9 +223,7 @@ def plan(
         run_plan, skeleton.spec, asked.train.max_steps, asked.checkpoint, asked.eval
     )
     remedies = price(loaded.config, skeleton, run_plan)
-    starving = starving_slabs(skeleton, run_plan)
-    if starving:
-        run_plan = replace(run_plan, warnings=(*run_plan.warnings, starving))
+    run_plan = warned(loaded.config, skeleton, run_plan)
     if svg is not None:
         name = model or str(config)
         write_picture(svg, draw_plan(name, skeleton.spec, run_plan, expected))
@@ -250,7 +249,7 @@ def plan(
         # What would help stands below, priced.
         for line in run_plan.missing if remedies else run_plan.shortfalls:
             say(f"does not fit: {line}", console, style="bold red")
-        for line in (*(expected.lines() if expected else ()), *lines_of(remedies)):
+        for line in (*(expected.lines() if expected else ()), *lines_of(run_plan, remedies)):
             say(line, console)
         if schedule:
             typer.echo()

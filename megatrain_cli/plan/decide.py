@@ -212,13 +212,21 @@ def ways_to_join(
     The sums are the same for any division of a step's rows, so this is a matter of memory alone.
     Models with dropout keep to what was asked: their masks are drawn for each micro-batch.
     """
-    if known.joined is not None:
-        return (known.joined,)
     accumulation = config.train.gradient_accumulation_steps
-    tokens = config.train.micro_batch_size * _longest_row(config, spec, known)
-    most = PASS_TOKENS // tokens if machine.has_cuda and not spec.has_dropout else 1
-    ways = [n for n in range(min(most, accumulation), 1, -1) if accumulation % n == 0]
+    # Advice asks for other numbers of micro-batches than the one that was tried.
+    if known.joined is not None and accumulation % known.joined == 0:
+        return (known.joined,)
+    most = most_joined(config, spec, machine, known)
+    ways = [n for n in range(most, 1, -1) if accumulation % n == 0]
     return (*ways, 1)
+
+
+def most_joined(config: TrainConfig, spec: ModelSpec, machine: MachineSpec, known: Known) -> int:
+    """How many micro-batches would pass at once if each number of them divided a step's."""
+    if not machine.has_cuda or spec.has_dropout:
+        return 1
+    tokens = config.train.micro_batch_size * _longest_row(config, spec, known)
+    return max(1, min(PASS_TOKENS // tokens, config.train.gradient_accumulation_steps))
 
 
 def optimizer_threads(machine: MachineSpec, *, copies: bool) -> int:

@@ -1,7 +1,7 @@
 """Config, model and machine decided: what a run will hold, where, and whether it fits."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.model.layout import LayerLayout
@@ -11,13 +11,16 @@ from megatrain_cli.plan.checkpoints import checkpoint_bytes, kept_checkpoints, p
 from megatrain_cli.plan.cost import StepBounds, step_bounds
 from megatrain_cli.plan.decide import Before, Decisions, Known, decide, ways_to_join
 from megatrain_cli.plan.estimates import Sizes
+from megatrain_cli.plan.hiding import Attempt, fewest_that_hide
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.memory import DEVICE, MAPPED, PlanLine, bill
 from megatrain_cli.plan.remedies import Way, advise, device_ways, host_ways
 from megatrain_cli.plan.summary import checkpoint_text, speed_lines, summary_of
-from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, has_room, verdict_line
+from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, short_of_room, verdict_line
 from megatrain_cli.plan.warnings import warnings_of
 from megatrain_cli.units import GIB, show_bytes
+
+HOST_RAM, GPU_MEMORY = "host RAM", "GPU memory"
 
 # What `activations: auto` leaves free, of RAM and of the device, for whatever else may come.
 SPARE_BYTES = 1 * GIB
@@ -39,8 +42,9 @@ class RunPlan:
         checkpoint_bytes: Of one checkpoint on disk.
         folder_bytes: Of all checkpoints that the run folder holds at once, as far as that is known.
         warnings: What a user may want to change in a run that fits.
-        tight: Whether little would stay free even without all that `auto` may give up: activations
-            that are kept, the bounce pool, micro-batches that pass together.
+        wanting: Bytes by place that it is short of room even without all that `auto` may give
+            up: activations that are kept, the bounce pool, micro-batches that pass together. Empty
+            where it has room.
         missing: The shortfalls alone, without what would help.
     """
 
@@ -57,7 +61,7 @@ class RunPlan:
     checkpoint_bytes: int = 0
     folder_bytes: int = 0
     warnings: tuple[str, ...] = ()
-    tight: bool = False
+    wanting: Mapping[str, int] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
     @property
@@ -65,21 +69,21 @@ class RunPlan:
         """`FITS`, `TIGHT` or `DOES NOT FIT`."""
         if self.shortfalls:
             return DOES_NOT_FIT
-        return TIGHT if self.tight else FITS
+        return TIGHT if self.wanting else FITS
 
     @property
     def places(self) -> dict[str, tuple[int, int]]:
         """Bytes that are needed and bytes that may be taken, by place."""
         needed = _total(self.lines, device=False)
-        found = {"host RAM": (needed, self.machine.host_bytes)}
+        found = {HOST_RAM: (needed, self.machine.host_bytes)}
         if self.machine.has_cuda:
-            found["GPU memory"] = (self.device_bytes, self.machine.device_bytes)
+            found[GPU_MEMORY] = (self.device_bytes, self.machine.device_bytes)
         return found
 
     @property
     def verdict_line(self) -> str:
         """The verdict, and what is missing or stays free in each place."""
-        return verdict_line(self.verdict, self.places)
+        return verdict_line(self.verdict, self.places, self.wanting)
 
     @property
     def host_bytes(self) -> int:
@@ -187,30 +191,47 @@ def make_plan(
         if same is not None:
             return with_pool(asked, same)
         *more, least = ways_to_join(asked, spec, machine, known)
-        for joined in more:
+        made = []
+        for joined in (*more, least):
             decisions = decide(asked, spec, layouts, machine, known, joined=joined)
-            decisions = with_activations(asked, decisions)
-            if fits(decisions):
-                return with_pool(asked, decisions)
-        decisions = decide(asked, spec, layouts, machine, known, joined=least)
-        return with_pool(asked, with_activations(asked, decisions))
+            made.append(with_activations(asked, decisions))
+            if fits(made[-1]):
+                return with_pool(asked, made[-1])
+        # Gradients of a single pass are not summed, so the fewest at once may need more.
+        *others, last = made
+        barely = (one for one in (last, *others) if fits(one, spare=0))
+        return with_pool(asked, next(barely, last))
 
-    def has_room_for(decisions: Decisions) -> bool:
+    def shortages(decisions: Decisions) -> dict[str, int]:
         lines = lines_of(decisions)
-        roomy = has_room(_total(lines, device=False), machine.host_bytes)
+        short = {HOST_RAM: short_of_room(_total(lines, device=False), machine.host_bytes)}
         if machine.has_cuda:
-            roomy = roomy and has_room(_total(lines, device=True), machine.device_bytes)
-        return roomy
+            needed = _total(lines, device=True)
+            short[GPU_MEMORY] = short_of_room(needed, machine.device_bytes)
+        return {place: num_bytes for place, num_bytes in short.items() if num_bytes}
 
-    def is_tight() -> bool:
+    def least_shortages() -> dict[str, int]:
+        found = []
         for joined in ways_to_join(config, spec, machine, known):
             least = decide(config, spec, layouts, machine, known, joined=joined)
             ways = [least]
             if config.pipeline.activations == "auto":
                 ways = [replace(least, keep_layers=0, offload=o) for o in (False, True)]
-            if any(map(has_room_for, ways)):
-                return False
-        return True
+            for way in ways:
+                found.append(shortages(way))
+                if not found[-1]:
+                    return {}
+        return min(found, key=lambda short: sum(short.values()))
+
+    def attempt(asked: TrainConfig) -> Attempt:
+        found = decide_all(asked)
+        bounds = step_bounds(spec, found, machine, known.rows)
+        needed = lines_of(found)
+        worse = (
+            host <= machine.host_bytes < _total(needed, device=False),
+            device <= machine.device_bytes < _total(needed, device=True),
+        )
+        return Attempt(bounds, found.num_micro_batches, not any(worse))
 
     def host_bytes(asked: TrainConfig) -> int:
         return _total(lines_of(decide_all(asked)), device=False)
@@ -245,6 +266,7 @@ def make_plan(
             f"{show_bytes(device - machine.device_bytes)} are missing."
         )
     bounds = step_bounds(spec, decisions, machine, known.rows)
+    enough = fewest_that_hide(config, bounds, attempt) if advised else None
     checkpoint = checkpoint_bytes(spec, decisions.tile_format)
     kept = kept_checkpoints(config.checkpoint, config.train.max_steps)
     return RunPlan(
@@ -264,8 +286,8 @@ def make_plan(
         bounds,
         checkpoint,
         kept * checkpoint,
-        warnings_of(config, decisions, machine, bounds),
-        is_tight(),
+        warnings_of(config, decisions, machine, bounds, enough),
+        least_shortages(),
         tuple(missing),
     )
 

@@ -26,6 +26,13 @@ class Way:
             config = config.model_copy(update={section: changed})
         return config
 
+    def beside(self, other: "Way") -> "Way | None":
+        """Both at once; None where they disagree."""
+        if any(other.changes.get(key, value) != value for key, value in self.changes.items()):
+            return None
+        prices = dict.fromkeys(price for price in (self.price, other.price) if price)
+        return Way({**self.changes, **other.changes}, ", ".join(prices))
+
     def learns_the_same(self, config: TrainConfig) -> bool:
         """Whether what is learnt stays as it was: then only memory and seconds change."""
         changed = {key for key, value in self.changes.items() if _get(config, key) != value}

@@ -5,6 +5,7 @@ import math
 from megatrain_cli.config.schema import KeepLayers, PipelineSection, TrainConfig
 from megatrain_cli.plan.cost import StepBounds
 from megatrain_cli.plan.decide import Decisions
+from megatrain_cli.plan.hiding import Enough
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.units import show_number
 
@@ -14,12 +15,24 @@ _NOTED_SHARE = 0.01
 
 
 def warnings_of(
-    config: TrainConfig, decisions: Decisions, machine: MachineSpec, bounds: StepBounds | None
+    config: TrainConfig,
+    decisions: Decisions,
+    machine: MachineSpec,
+    bounds: StepBounds | None,
+    enough: Enough | None,
 ) -> tuple[str, ...]:
-    """One line for each thing that a user may want to change."""
+    """One line for each thing that a user may want to change.
+
+    Args:
+        config: What was asked.
+        decisions: What was decided.
+        machine: Where it runs.
+        bounds: Of a step.
+        enough: What would hide the link, where it binds.
+    """
     found = (
         _lost_updates(config),
-        _link_bound(bounds),
+        _link_bound(bounds, enough),
         _lone_slab(decisions),
         _kept_layers(config, decisions),
         _crowded_cores(decisions, machine),
@@ -58,14 +71,18 @@ def _lost_updates(config: TrainConfig) -> str | None:
     )
 
 
-def _link_bound(bounds: StepBounds | None) -> str | None:
-    if bounds is None or bounds.binds != "link" or not bounds.compute or bounds.link is None:
+def _link_bound(bounds: StepBounds | None, enough: Enough | None) -> str | None:
+    if enough is None or bounds is None:
         return None
-    needed = math.ceil(bounds.tokens * bounds.link / bounds.compute)
+    setting = f"`train.gradient_accumulation_steps: {enough.micro_batches}`"
+    hiding = f"{enough.tokens} tokens a step"
+    if enough.fits:
+        hiding += f" ({setting}) would hide them"
+    else:
+        hiding += " would hide them and do not fit here"
     return (
         f"weights and gradients take {bounds.link:.3g} s over the link and compute takes "
-        f"{bounds.compute:.3g} s: about {show_number(needed, 'token')} a step would hide them, and "
-        f"this step has {bounds.tokens}"
+        f"{bounds.compute:.3g} s: {hiding}, and this step has {bounds.tokens}"
     )
 
 

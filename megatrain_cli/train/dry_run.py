@@ -6,6 +6,7 @@ from megatrain_cli.config.load import LoadedConfig
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import prepare
 from megatrain_cli.train.forecast import forecast
+from megatrain_cli.train.joining import warned
 from megatrain_cli.train.look_ahead import is_hopeless, with_rows
 from megatrain_cli.train.model_folder import weights_of
 from megatrain_cli.train.preparation import refuse_what_does_not_fit, take_rows
@@ -34,6 +35,7 @@ def dry_run(loaded: LoadedConfig, console: RunConsole) -> None:
         weights_of(config, skeleton)
     rows = take_rows(config, skeleton, plan, console)
     plan = with_rows(config, skeleton, plan, rows)
+    plan = warned(config, skeleton, plan)
     console.plan(plan)
     spec, steps = skeleton.spec, rows.total_steps
     expected = forecast(plan, spec, steps, config.checkpoint, config.eval)

@@ -28,6 +28,7 @@ from megatrain_cli.train.assemble import DTYPES, prepare
 from megatrain_cli.train.data_facts import check_data, data_facts
 from megatrain_cli.train.facts import check_dtypes, check_model, dtypes_of, model_facts
 from megatrain_cli.train.folder import RunFolder
+from megatrain_cli.train.joining import warned
 from megatrain_cli.train.look_ahead import is_hopeless
 from megatrain_cli.train.model_folder import check_examples, weights_of
 from megatrain_cli.train.numerics import (
@@ -113,7 +114,8 @@ def prepare_attempt(
         plan, functions = warm_up(config, skeleton, plan, rows.longest, console, rows.facts)
     refuse_what_does_not_fit(plan)  # measured, it may need more than it seemed
     rows = rows.planned(plan.decisions)
-    console.plan(plan)
+    # Rows of a step are settled in a run that goes on.
+    console.plan(plan if resumption else warned(config, skeleton, plan))
     _note_padding(plan, rows, console)
     if resumption is not None:
         saved = resumption.checkpoint.manifest.numerics

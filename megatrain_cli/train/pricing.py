@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from megatrain_cli.config.schema import KeepLayers, TrainConfig
 from megatrain_cli.model.skeleton import Skeleton
-from megatrain_cli.plan.plan import RunPlan, make_plan
+from megatrain_cli.plan.plan import HOST_RAM, RunPlan, make_plan
 from megatrain_cli.plan.remedies import Way, device_ways, host_ways
-from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, has_room
+from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, show_places
 from megatrain_cli.train.forecast import forecast
 from megatrain_cli.units import show_bytes, show_seconds
 
@@ -30,6 +31,7 @@ class Remedy:
         more_seconds: That a step takes longer with it.
         learns_the_same: What is learnt stays as it was.
         verdict: Of the run with it.
+        is_pair: Two ways, neither of which is enough alone.
     """
 
     way: Way
@@ -40,12 +42,14 @@ class Remedy:
     more_seconds: float | None
     learns_the_same: bool
     verdict: str
+    is_pair: bool = False
 
     def line(self) -> str:
         """For people."""
         freed = {"host RAM": self.host_freed, "GPU memory": self.device_freed}
         parts = [f"{show_bytes(n)} of {place}" for place, n in freed.items() if n > 0]
-        text = f"{self.text} frees {' and '.join(parts)}"
+        # A tight run may keep more layers in what a remedy frees.
+        text = f"{self.text} frees {' and '.join(parts)}" if parts else f"{self.text} gives room"
         taken = [f"takes {show_bytes(-n)} of {place}" for place, n in freed.items() if n < 0]
         text = ", ".join([text, *taken])
         if self.way.price:
@@ -81,42 +85,65 @@ def price(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> tuple[Remed
     """The remedies of a run that does not fit, or hardly; those that cost the user least first.
 
     What changes nothing that is learnt comes before what does; of these the fewest more seconds,
-    then the most bytes. A run that hardly fits is given only what makes it fit with room.
+    then the most bytes. A run that hardly fits is given only what makes it fit with room: if no
+    remedy does, the cheapest two that do together.
     """
     if plan.verdict == FITS:
         return ()
-    found: dict[str, Remedy] = {}
     length, on_gpu = plan.decisions.max_length, plan.machine.has_cuda
-    before, (host, _) = _step_seconds(plan, skeleton), plan.places["host RAM"]
+    of_host, of_device = host_ways(config, length, on_gpu=on_gpu), device_ways(config, length)
+    trial = _Trial(config, skeleton, plan)
+    if plan.verdict == TIGHT:
+        found = _giving_room(trial, [*of_host, *of_device])
+        return tuple(sorted(found, key=_cost))
+    freeing: dict[str, Remedy] = {}
+    host, _ = plan.places[HOST_RAM]
     for place, (needed, limit) in plan.places.items():
-        if has_room(needed, limit):
+        if needed <= limit:
             continue
-        on_host = place == "host RAM"
-        of_host = host_ways(config, length, on_gpu=on_gpu)
-        for way in of_host if on_host else device_ways(config, length):
+        on_host = place == HOST_RAM
+        for way in of_host if on_host else of_device:
             if not way.is_new(config):
                 continue
-            remedy = _priced(config, skeleton, plan, way, before)
+            remedy = trial.priced(way, trial.planned(way))
             helps = remedy.host_freed > 0 if on_host else remedy.device_freed > 0
             if host <= plan.machine.host_bytes < host - remedy.host_freed:
                 continue  # the shortage would only move to the host
-            if helps and (plan.verdict == DOES_NOT_FIT or remedy.verdict == FITS):
-                found[remedy.text] = remedy
-    return tuple(sorted(found.values(), key=_cost))
+            if helps:
+                freeing[remedy.text] = remedy
+    return tuple(sorted(freeing.values(), key=_cost))
 
 
-def starving_slabs(skeleton: Skeleton, plan: RunPlan) -> str | None:
+def _giving_room(trial: "_Trial", ways: Sequence[Way]) -> list[Remedy]:
+    """Each way that gives a tight run room; where none does, the cheapest two that do."""
+    named = {way.text(trial.config): way for way in ways if way.is_new(trial.config)}
+    tried = [(way, trial.planned(way)) for way in named.values()]
+    alone = [trial.priced(way, then) for way, then in tried if then.verdict == FITS]
+    if alone:
+        return alone
+    before = sum(trial.plan.wanting.values())
+    helping = [way for way, then in tried if sum(then.wanting.values()) < before]
+    both = [pair for a, b in combinations(helping, 2) if (pair := a.beside(b)) is not None]
+    planned = [(way, trial.planned(way)) for way in both]
+    found = [trial.priced(way, then) for way, then in planned if then.verdict == FITS]
+    return [replace(min(found, key=_cost), is_pair=True)] if found else []
+
+
+def starving_slabs(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> str | None:
     """A line where twice as many gradient slabs would shorten a step; None where nothing says so.
 
-    Played with the machine's rates; without rates nothing is known.
+    Planned and played with the machine's rates; without rates nothing is known. Slabs that have no
+    room are not named.
     """
     slabs = plan.decisions.num_slabs
-    before = _step_seconds(plan, skeleton)
-    if not slabs or before is None:
+    trial = _Trial(config, skeleton, plan)
+    if not slabs or trial.before is None:
         return None
-    more = replace(plan, decisions=replace(plan.decisions, num_slabs=2 * slabs))
-    after = _step_seconds(more, skeleton)
+    then = trial.planned(Way({"pipeline.grad_slabs": 2 * slabs}))
+    before, after = trial.before, step_seconds(then, skeleton)
     if after is None or after > before * (1 - _NOTED_GAIN):
+        return None
+    if then.verdict not in (FITS, plan.verdict):
         return None
     return (
         f"gradients wait for slabs: with `pipeline.grad_slabs: {2 * slabs}` a step takes "
@@ -124,32 +151,49 @@ def starving_slabs(skeleton: Skeleton, plan: RunPlan) -> str | None:
     )
 
 
-def lines_of(remedies: Sequence[Remedy]) -> list[str]:
-    """For people, a line a remedy."""
-    return [f"remedy: {remedy.line()}" for remedy in remedies]
+def lines_of(plan: RunPlan, remedies: Sequence[Remedy]) -> list[str]:
+    """For people, a line a remedy; of a tight run that none gives room, one line on that."""
+    wanting = show_places(plan.wanting)
+    if plan.verdict == TIGHT and not remedies:
+        more = " and ".join(plan.wanting)
+        return [
+            f"remedy: no change and no two give it the {wanting}: use a machine with more {more}"
+        ]
+    none = f"no change alone gives it the {wanting}; "
+    return [f"remedy: {none * remedy.is_pair}{remedy.line()}" for remedy in remedies]
 
 
-def _priced(
-    config: TrainConfig, skeleton: Skeleton, plan: RunPlan, way: Way, before: float | None
-) -> Remedy:
-    changed = way.apply(config)
-    then = make_plan(
-        changed, skeleton.spec, skeleton.layouts, plan.machine, plan.known, advised=False
-    )
-    after = _step_seconds(then, skeleton)
-    return Remedy(
-        way=way,
-        text=way.text(config),
-        host_freed=plan.host_bytes - then.host_bytes,
-        device_freed=plan.device_bytes - then.device_bytes,
-        step_seconds=after,
-        more_seconds=None if before is None or after is None else after - before,
-        learns_the_same=way.learns_the_same(config),
-        verdict=then.verdict,
-    )
+class _Trial:
+    """Plans a run again with other values."""
+
+    def __init__(self, config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> None:
+        self.config, self.plan = config, plan
+        self._skeleton = skeleton
+        self.before = step_seconds(plan, skeleton)
+
+    def planned(self, way: Way) -> RunPlan:
+        """With what the way sets."""
+        spec, layouts = self._skeleton.spec, self._skeleton.layouts
+        asked, plan = way.apply(self.config), self.plan
+        return make_plan(asked, spec, layouts, plan.machine, plan.known, advised=False)
+
+    def priced(self, way: Way, then: RunPlan) -> Remedy:
+        """What the way frees and costs; `then` is the plan with it."""
+        before, after = self.before, step_seconds(then, self._skeleton)
+        return Remedy(
+            way=way,
+            text=way.text(self.config),
+            host_freed=self.plan.host_bytes - then.host_bytes,
+            device_freed=self.plan.device_bytes - then.device_bytes,
+            step_seconds=after,
+            more_seconds=None if before is None or after is None else after - before,
+            learns_the_same=way.learns_the_same(self.config),
+            verdict=then.verdict,
+        )
 
 
-def _step_seconds(plan: RunPlan, skeleton: Skeleton) -> float | None:
+def step_seconds(plan: RunPlan, skeleton: Skeleton) -> float | None:
+    """Of a step that is played; None where no rates are known."""
     found = forecast(plan, skeleton.spec, None)
     return None if found is None else found.step_seconds
 

@@ -13,9 +13,10 @@ from megatrain_cli.plan.decide import (
     WHOLE_CHUNK_BYTES,
     Decisions,
     Known,
+    ways_to_join,
 )
 from megatrain_cli.plan.machine import MachineSpec
-from megatrain_cli.plan.plan import SPARE_BYTES, make_plan
+from megatrain_cli.plan.plan import SPARE_BYTES, RunPlan, make_plan
 from tests.plan.small import CPU, GPU, Sections, layouts_of, make_config, make_spec, plan_for
 
 SPEC = make_spec()
@@ -120,6 +121,40 @@ def test_micro_batches_are_joined_up_to_a_bound_where_they_fit(
         tight = replace(GPU, device_bytes=whole.device_bytes + SPARE_BYTES - 1)
         asked: Sections = {**sections, "pipeline": {"activations": "recompute"}}
         assert plan_for(spec, tight, asked).decisions.joined < whole.decisions.joined
+
+
+@given(st.sampled_from([1, 2, 4, 6, 12]), st.integers(0, 40), st.booleans())
+def test_a_run_that_fits_with_some_micro_batches_at_once_fits(
+    accumulation: int, mib: int, large: bool
+) -> None:
+    """A single pass needs no sum of gradients, so many at once may take less than one by one."""
+    spec = make_spec(hidden=256, vocab=20000 if large else 260)
+    train = {"micro_batch_size": 1, "gradient_accumulation_steps": accumulation}
+    config = make_config({"train": train, "pipeline": {"activations": "recompute"}})
+    layouts = layouts_of(spec)
+
+    def planned(device_bytes: int, joined: int | None = None) -> RunPlan:
+        there = replace(GPU, device_bytes=device_bytes)
+        return make_plan(config, spec, layouts, there, Known(joined=joined), advised=False)
+
+    whole = planned(GPU.device_bytes)
+    limit = whole.device_bytes + (mib << 20)
+    assert whole.decisions.joined == accumulation
+    assert not planned(limit).missing
+    for joined in ways_to_join(config, spec, GPU, Known()):
+        needed = planned(limit, joined).device_bytes
+        assert not planned(needed).missing
+        assert planned(needed - 1).missing or planned(needed - 1).device_bytes < needed
+
+
+@given(st.integers(1, 24), st.integers(1, 24))
+def test_advice_never_joins_more_micro_batches_than_it_has(tried: int, accumulation: int) -> None:
+    """Those that passed at once on the device were of another number."""
+    config = make_config({"train": {"gradient_accumulation_steps": accumulation}})
+    known = Known(joined=tried)
+    ways = ways_to_join(config, SPEC, GPU, known)
+    assert all(accumulation % joined == 0 for joined in ways)
+    assert ways == (tried,) or accumulation % tried
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,14 @@ def test_each_remedy_is_named_once_and_a_shortage_without_any_says_what_is_left(
     assert " are missing. Use a machine with more RAM.\n" in out
 
 
+def test_rows_that_divide_badly_are_warned_of(plan: Plan) -> None:
+    on = ("--model", "qwen2.5-0.5b", "--machine", "h200-1.5tb", "--tokens")
+    _, out, _ = plan(*on, "37x1024")
+    assert "\nwarning: 37 micro-batches a step divide badly: " in out
+    assert "divide badly" not in plan(*on, "37x1024", "train.micro_batch_size=37")[1]
+    assert "divide badly" not in plan(*on, "38x1024")[1]
+
+
 def test_one_thing_is_not_many(plan: Plan) -> None:
     on = ("--model", "smollm2-135m", "--tokens", "1x64", "--machine", "h200-128gb")
     one = ("optimizer.threads=1", "pipeline.staging_buffers=1", "pipeline.grad_slabs=1")

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, has_room, verdict_line
-from megatrain_cli.units import GIB
+from megatrain_cli.units import GIB, show_bytes
 from tests.plan.small import CPU, GPU, Sections, machines, make_spec, plan_for, sections, specs
 
+SPEC = make_spec()
 WORST_FIRST = (DOES_NOT_FIT, TIGHT, FITS)
 
 
@@ -70,10 +71,32 @@ def test_the_verdict_follows_what_a_run_needs_at_least(machine: MachineSpec) -> 
 
 def test_what_stays_free_is_told_place_by_place() -> None:
     places = {"host RAM": (3 * GIB, 8 * GIB), "GPU memory": (GIB, 4 * GIB)}
-    assert verdict_line(FITS, places) == (
+    assert verdict_line(FITS, places, {}) == (
         "FITS: 5.00 GiB of 8.00 GiB of host RAM stay free, "
         "3.00 GiB of 4.00 GiB of GPU memory stay free"
     )
+
+
+@given(st.integers(0, 100), st.integers(0, 100))
+def test_a_tight_run_is_short_of_what_each_place_lacks(host_free: int, device_free: int) -> None:
+    """In 1/1000 of what is needed; no more and no less than to have room."""
+    asked: Sections = {"pipeline": {"activations": "recompute"}}
+    whole = plan_for(SPEC, GPU, asked)
+    limits = {
+        "host RAM": whole.host_bytes + whole.host_bytes * host_free // 1000,
+        "GPU memory": whole.device_bytes + whole.device_bytes * device_free // 1000,
+    }
+    plan = plan_for(
+        SPEC, replace(GPU, host_bytes=limits["host RAM"], device_bytes=limits["GPU memory"]), asked
+    )
+    for place, (needed, limit) in plan.places.items():
+        short = plan.wanting.get(place, 0)
+        assert has_room(needed - short, limit)
+        assert not short or not has_room(needed - short + 1, limit)
+        assert (f"{show_bytes(short)} of {place}" in plan.verdict_line.partition(";")[2]) is (
+            short > 0
+        )
+    assert (plan.verdict == TIGHT) is bool(plan.wanting)
 
 
 def test_what_auto_fills_up_is_not_tight() -> None:

@@ -6,6 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.plan.plan import RunPlan
+from megatrain_cli.plan.rates import LinkRate
+from megatrain_cli.plan.verdict import DOES_NOT_FIT
 from megatrain_cli.plan.warnings import WEIGHT_DEVIATION, vanishing_share
 from tests.plan.small import CPU, GPU, RATES, Sections, make_spec, plan_for
 
@@ -45,27 +49,80 @@ def test_pure_bf16_masters_are_warned_of_where_updates_vanish(
     assert len(warnings) == warned
 
 
-def test_a_step_bound_by_the_link_names_the_tokens_that_hide_it() -> None:
-    spec = make_spec(hidden=512)
-    machine = replace(GPU, rates=RATES)
-    # Updates during backward on many threads: nothing but link and compute may bind.
+# Updates on many threads while backward runs: nothing but link and compute may bind.
+FAST = replace(GPU, rates=replace(RATES, adam=(replace(RATES.adam[0], rate=1e15),)))
+EAGER: dict[str, object] = {"update": "eager", "max_grad_norm": None}
+
+
+def link_bound(
+    machine: MachineSpec, rows: int, accumulation: int, pipeline: dict[str, object] | None = None
+) -> RunPlan:
     asked: Sections = {
-        "data": {"max_length": 64},
-        "train": {"micro_batch_size": 1},
-        "optimizer": {"update": "eager", "max_grad_norm": None},
+        "data": {"max_length": 512},
+        "train": {"micro_batch_size": rows, "gradient_accumulation_steps": accumulation},
+        "optimizer": EAGER,
+        "pipeline": pipeline or {},
     }
-    fast = replace(
-        machine,
-        rates=replace(RATES, adam=(replace(RATES.adam[0], rate=1e15),)),
-    )
-    (line,) = plan_for(spec, fast, asked).warnings
-    found = re.search(r"about (\d+) tokens a step would hide them, and this step has 64", line)
+    return plan_for(make_spec(hidden=512, layers=24), machine, asked)
+
+
+def hides_the_link(plan: RunPlan) -> bool:
+    assert plan.bounds is not None
+    assert plan.bounds.compute is not None
+    assert plan.bounds.link is not None
+    return plan.bounds.compute >= plan.bounds.link
+
+
+def named(line: str) -> tuple[int, int]:
+    """Tokens and micro-batches that would hide the link."""
+    found = re.search(r": (\d+) tokens a step \(`.*_steps: (\d+)`\) would hide them", line)
     assert found is not None
-    rows = -(-int(found[1]) // 64)
-    asked["train"]["micro_batch_size"] = rows
-    assert plan_for(spec, fast, asked).warnings == ()
-    asked["train"]["micro_batch_size"] = rows // 2
-    assert plan_for(spec, fast, asked).warnings
+    return int(found[1]), int(found[2])
+
+
+# Bytes of the device: all layers are kept; ever fewer the more rows there are; none, and inputs
+# wait on the host.
+@pytest.mark.parametrize("device_bytes", [1 << 50, 6 << 30, 3 << 30, 2900 << 20])
+@pytest.mark.parametrize(("rows", "accumulation"), [(1, 1), (1, 3), (2, 2), (4, 1)])
+@pytest.mark.parametrize("link", [1.0, 0.2, 0.05])
+def test_a_step_that_the_link_binds_names_the_fewest_tokens_that_hide_it(
+    device_bytes: int, rows: int, accumulation: int, link: float
+) -> None:
+    points = tuple(
+        LinkRate(p.num_bytes, link * p.to_device, link * p.to_host, link * p.both_ways)
+        for p in RATES.link or ()
+    )
+    assert FAST.rates is not None
+    machine = replace(FAST, device_bytes=device_bytes, rates=replace(FAST.rates, link=points))
+    plan = link_bound(machine, rows, accumulation)
+    assert plan.verdict != DOES_NOT_FIT
+    (line,) = [line for line in plan.warnings if "over the link" in line]
+    tokens, needed = named(line)
+    assert tokens == needed * rows * 512
+    assert f" this step has {accumulation * rows * 512}" in line
+    enough = link_bound(machine, rows, needed)
+    assert hides_the_link(enough)
+    assert not any("over the link" in line for line in enough.warnings)
+    # A few more than the fewest may be named where they pass together: see `fewest_that_hide`.
+    less = needed - 1 - min(3, needed // 16)
+    assert not hides_the_link(link_bound(machine, rows, less))
+
+
+def test_tokens_that_would_hide_the_link_and_do_not_fit_are_no_advice() -> None:
+    short = replace(FAST, device_bytes=2100 << 20)
+    plan = link_bound(short, 1, 1, {"activations": "keep"})
+    assert plan.verdict != DOES_NOT_FIT
+    (line,) = plan.warnings
+    assert re.search(r"s: \d+ tokens a step would hide them and do not fit here, and this", line)
+
+
+def test_a_plan_that_the_link_binds_reads_so() -> None:
+    (line,) = link_bound(FAST, 1, 1).warnings
+    assert line == (
+        "weights and gradients take 0.00359 s over the link and compute takes 0.000369 s: 5120 "
+        "tokens a step (`train.gradient_accumulation_steps: 10`) would hide them, and this step "
+        "has 512"
+    )
 
 
 def test_a_lone_slab_is_warned_of() -> None:

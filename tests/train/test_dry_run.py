@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from megatrain_cli.cli.app import main
 from megatrain_cli.plan.machine import MachineSpec
+from megatrain_cli.plan.profiles import find_profile
 from megatrain_cli.train import assemble
 from tests.train.workspace import make_workspace
 
@@ -51,6 +52,18 @@ def test_weights_of_another_model_are_refused_before_data_is_read(
     assert left.value.code == 1
     said = capsys.readouterr().err
     assert said.startswith(f"{tmp_path / 'model'} does not fit LlamaForCausalLM: ")
+
+
+def test_what_playing_the_plan_finds_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(assemble, "probe_machine", lambda device: find_profile("h200-1.5tb"))
+    config = str(make_workspace(tmp_path))
+    rows = ("train.micro_batch_size=100", "train.gradient_accumulation_steps=7")
+    bf16 = ("model.dtype=bfloat16", "optimizer.master=fp32_split")
+    assert not run(monkeypatch, config, *rows, *bf16, "train.num_epochs=null", "train.max_steps=2")
+    said = capsys.readouterr().err
+    assert "\nwarning: 7 micro-batches a step divide badly: with 100 rows in a layer " in said
 
 
 def test_a_run_that_does_not_fit_is_refused(

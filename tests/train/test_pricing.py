@@ -1,6 +1,7 @@
 """Remedies: each frees and costs what a plan with it says, and the cheapest comes first."""
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from megatrain_cli.config.schema import TrainConfig
 from megatrain_cli.plan import plan as module
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
+from megatrain_cli.plan.remedies import Way, device_ways, host_ways
+from megatrain_cli.plan.verdict import FITS, TIGHT
 from megatrain_cli.train.forecast import forecast
 from megatrain_cli.train.pricing import lines_of, price, starving_slabs
-from megatrain_cli.units import GIB
+from megatrain_cli.units import GIB, show_bytes
 from tests.plan.small import RATES, make_config
 from tests.train.test_forecast import machine as h200
 from tests.train.test_forecast import skeleton_of
@@ -68,7 +71,7 @@ def test_a_plan_with_a_remedy_seeks_no_advice_of_its_own(monkeypatch: pytest.Mon
 def test_a_remedy_that_makes_it_fit_says_so() -> None:
     there = replace(h200(5e9), host_bytes=40 * GIB)
     config, plan = planned(there)
-    lines = lines_of(price(config, skeleton_of(SKELETON), plan))
+    lines = lines_of(plan, price(config, skeleton_of(SKELETON), plan))
     assert any("bf16_stochastic" in line and line.endswith("then it fits") for line in lines)
 
 
@@ -82,6 +85,93 @@ def test_a_run_with_room_needs_no_remedy_and_a_tight_one_only_what_gives_it_room
     remedies = price(config, skeleton_of(SKELETON), plan)
     assert remedies
     assert {remedy.verdict for remedy in remedies} == {"FITS"}
+
+
+SMALLER = skeleton_of("0.5b")
+
+
+def squeezed(host_free: int, device_free: int) -> tuple[TrainConfig, RunPlan]:
+    """A run to which so many MiB stay free in each place, with inputs that may wait elsewhere."""
+    sections: dict[str, dict[str, Any]] = {
+        "data": {"max_length": 2048},
+        "train": {"micro_batch_size": 2, "gradient_accumulation_steps": 4},
+        "pipeline": {"activations": "recompute"},
+    }
+    config, there = make_config(sections), h200(5e9)
+    whole = make_plan(config, SMALLER.spec, SMALLER.layouts, there)
+    there = replace(
+        there,
+        host_bytes=whole.host_bytes + (host_free << 20),
+        device_bytes=whole.device_bytes + (device_free << 20),
+    )
+    return config, make_plan(config, SMALLER.spec, SMALLER.layouts, there)
+
+
+def verdict_with(config: TrainConfig, plan: RunPlan, way: Way) -> str:
+    spec, layouts = SMALLER.spec, SMALLER.layouts
+    asked = TrainConfig.model_validate(way.apply(config).model_dump())
+    return make_plan(asked, spec, layouts, plan.machine, advised=False).verdict
+
+
+@pytest.mark.parametrize("host_free", [0, 100, 300, 30_000])
+@pytest.mark.parametrize("device_free", [0, 200, 30_000])
+def test_a_tight_run_is_told_each_change_that_gives_room_or_else_a_pair_that_does(
+    host_free: int, device_free: int
+) -> None:
+    config, plan = squeezed(host_free, device_free)
+    remedies, lines = price(config, SMALLER, plan), None
+    if plan.verdict != TIGHT:
+        assert remedies == ()
+        return
+    lines = lines_of(plan, remedies)
+    length = plan.decisions.max_length
+    ways = [*host_ways(config, length, on_gpu=True), *device_ways(config, length)]
+    new = {way.text(config): way for way in ways if way.is_new(config)}
+    enough = {text for text, way in new.items() if verdict_with(config, plan, way) == FITS}
+    assert {remedy.verdict for remedy in remedies} <= {FITS}
+    if enough:
+        assert {remedy.text for remedy in remedies} == enough
+        return
+    both = [pair for a, b in combinations(new.values(), 2) if (pair := a.beside(b)) is not None]
+    pairs = {way.text(config) for way in both if verdict_with(config, plan, way) == FITS}
+    assert len(lines) == 1
+    assert all(f"{show_bytes(n)} of {place}" in lines[0] for place, n in plan.wanting.items())
+    assert {remedy.text for remedy in remedies} <= pairs
+    assert len(remedies) == min(1, len(pairs))
+
+
+def test_a_tight_run_that_two_changes_help_reads_so() -> None:
+    config, plan = squeezed(0, 0)
+    (line,) = lines_of(plan, price(config, SMALLER, plan))
+    assert line == (
+        "remedy: no change alone gives it the 436.2 MiB of host RAM and 266.3 MiB of GPU memory; "
+        "`optimizer.update: eager` with `optimizer.max_grad_norm: null` with "
+        "`data.max_length: 1024` frees 601.0 MiB of host RAM and 392.0 MiB of GPU memory (no "
+        "clipping, longer rows are cut); a step is 0.103 s shorter; then it fits"
+    )
+
+
+def test_a_tight_run_that_nothing_helps_says_what_is_wanting() -> None:
+    least: dict[str, dict[str, Any]] = {
+        "data": {"max_length": 1},
+        "optimizer": {
+            "master": "bf16_stochastic",
+            "update": "eager",
+            "max_grad_norm": None,
+        },
+        "pipeline": {"grad_slabs": 2, "staging_buffers": 1, "activations": "recompute"},
+        "checkpoint": {"bounce_pool": 0},
+    }
+    config = make_config(least)
+    spec, layouts, there = SMALLER.spec, SMALLER.layouts, h200(5e9)
+    needed = make_plan(config, spec, layouts, there).host_bytes
+    plan = make_plan(config, spec, layouts, replace(there, host_bytes=needed))
+    assert plan.verdict == TIGHT
+    (line,) = lines_of(plan, price(config, SMALLER, plan))
+    assert line == (
+        "remedy: no change and no two give it the 344.8 MiB of host RAM: use a machine with more "
+        "host RAM"
+    )
 
 
 def test_exact_masters_in_two_parts_are_no_other_result() -> None:
@@ -101,14 +191,52 @@ def test_slabs_that_starve_are_found_by_playing_with_more_of_them() -> None:
     there = replace(h200(5e9), rates=slow)
     skeleton = skeleton_of(SKELETON)
     asked = {"optimizer": {"update": "eager", "max_grad_norm": None}}
-    _, plan = planned(there, asked | {"pipeline": {"grad_slabs": 1}})
-    line = starving_slabs(skeleton, plan)
+    config, plan = planned(there, asked | {"pipeline": {"grad_slabs": 1}})
+    line = starving_slabs(config, skeleton, plan)
     assert line is not None
     assert "`pipeline.grad_slabs: 2`" in line
-    _, plan = planned(there, asked | {"pipeline": {"grad_slabs": 60}})
-    assert starving_slabs(skeleton, plan) is None
-    _, plan = planned(replace(there, rates=None), asked)
-    assert starving_slabs(skeleton, plan) is None
+    config, plan = planned(there, asked | {"pipeline": {"grad_slabs": 60}})
+    assert starving_slabs(config, skeleton, plan) is None
+    config, plan = planned(replace(there, rates=None), asked)
+    assert starving_slabs(config, skeleton, plan) is None
+
+
+def test_slabs_that_have_no_room_are_not_named() -> None:
+    slow = replace(RATES, copy=(replace(RATES.copy[0], rate=1e9),))
+    skeleton, there = skeleton_of(SKELETON), replace(h200(5e9), rates=slow)
+    asked: dict[str, dict[str, Any]] = {
+        "optimizer": {"update": "eager", "max_grad_norm": None},
+        "pipeline": {"grad_slabs": 1},
+    }
+    config, plan = planned(there, asked)
+    more = planned(there, asked | {"pipeline": {"grad_slabs": 2}})[1].host_bytes
+    assert plan.host_bytes < more
+    for host_bytes, named in ((more - 1, False), (more, True)):
+        config, plan = planned(replace(there, host_bytes=host_bytes), asked)
+        assert plan.verdict == TIGHT
+        assert (starving_slabs(config, skeleton, plan) is not None) is named
+
+
+def _short(plan: RunPlan) -> dict[str, int]:
+    return {place: max(0, needed - limit) for place, (needed, limit) in plan.places.items()}
+
+
+@pytest.mark.parametrize(("host_gib", "device_gib"), [(30, 6), (30, 139), (30, 24), (125, 6)])
+def test_each_remedy_of_a_run_that_does_not_fit_makes_a_shortage_less(
+    host_gib: int, device_gib: int
+) -> None:
+    """A GPU that is full of kept layers is not short: what frees it there would not help."""
+    there = replace(h200(5e9), host_bytes=host_gib * GIB, device_bytes=device_gib * GIB)
+    train = {"micro_batch_size": 2, "gradient_accumulation_steps": 32}
+    config, plan = planned(there, {"train": train})
+    assert plan.shortfalls
+    skeleton, before = skeleton_of(SKELETON), _short(plan)
+    remedies = price(config, skeleton, plan)
+    assert remedies
+    for remedy in remedies:
+        asked = remedy.way.apply(config)
+        after = _short(make_plan(asked, skeleton.spec, skeleton.layouts, there, plan.known))
+        assert any(after[place] < before[place] for place in before)
 
 
 def test_a_shortage_is_not_moved_to_a_host_that_has_no_room_for_it() -> None:
