@@ -55,7 +55,8 @@ def poor_division(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> str
     """A line where rows would pass more than a tenth faster in a step that divides better.
 
     The same rows in larger micro-batches come first: the updates stay the same. None without
-    rates, where the run does not fit, and where nothing near is better.
+    rates, where the run does not fit, where a rehearsal has found no room for what would pass
+    together by the plan, and where nothing near is better.
     """
     train, d = config.train, plan.decisions
     free = replace(plan.known, joined=None)
@@ -65,11 +66,18 @@ def poor_division(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> str
         return None
     if before <= _NOTED * plan.bounds.floor:
         return None  # nothing is much faster than the floor
+
+    def planned(asked: TrainConfig) -> RunPlan:
+        spec, layouts = skeleton.spec, skeleton.layouts
+        return make_plan(asked, spec, layouts, plan.machine, free, advised=False)
+
+    if plan.known.joined is not None and planned(config).decisions.joined > d.joined:
+        return None
     rows = train.micro_batch_size * train.gradient_accumulation_steps
 
     def tried(way: Way) -> _Tried | None:
         asked = way.apply(config)
-        then = make_plan(asked, skeleton.spec, skeleton.layouts, plan.machine, free, advised=False)
+        then = planned(asked)
         after = step_seconds(then, skeleton)
         if after is None or then.verdict not in (FITS, plan.verdict):
             return None

@@ -85,7 +85,13 @@ def test_a_prime_number_of_rows_reads_so() -> None:
     )
 
 
-def test_what_a_rehearsal_parted_is_compared_with_what_would_pass_elsewhere() -> None:
+def test_what_a_rehearsal_has_parted_is_no_matter_of_division() -> None:
+    """There was no room for all 32 at once: a number beside it would meet the same."""
+    config, plan = planned(1, 32, H200, joined=2)
+    assert poor_division(config, SKELETON, plan) is None
+
+
+def test_what_a_rehearsal_has_confirmed_is_warned_of_all_the_same() -> None:
     config, plan = planned(1, 37, H200, joined=1)
     assert poor_division(config, SKELETON, plan) == poor_division(
         config, SKELETON, planned(1, 37, H200)[1]
