@@ -37,6 +37,7 @@ from megatrain_cli.train.numerics import (
     not_bit_exact,
     numerics_of,
 )
+from megatrain_cli.train.other_rows import notes_on_other_rows
 from megatrain_cli.train.position import START, Position
 from megatrain_cli.train.resume import SAVED_CONFIG, Resumption
 from megatrain_cli.train.room import look_at_disk
@@ -110,6 +111,9 @@ def prepare_attempt(
     lineage: tuple[dict[str, JsonValue], ...] = ()
     if resumption is not None:
         lineage = _check_resumption(resumption, data, model, plan)
+        saved_rows, step = resumption.checkpoint.manifest.data, resumption.position.step
+        for note in notes_on_other_rows(saved_rows, data, step):
+            console.note(note)
     with device_errors(config.train.micro_batch_size):
         plan, functions = warm_up(config, skeleton, plan, rows.longest, console, rows.facts)
     refuse_what_does_not_fit(plan)  # measured, it may need more than it seemed
