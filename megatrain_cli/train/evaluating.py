@@ -4,6 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from megatrain_cli.config.schema import EvalSection
+from megatrain_cli.errors import CorruptError
 from megatrain_cli.report.journal import read_evaluations
 from megatrain_cli.train.rows import TrainingRows
 
@@ -44,5 +45,8 @@ def evaluations_of(asked: EvalSection, rows: TrainingRows, journal: Path) -> Eva
     """
     if rows.evaluation is None:
         return Evaluations(None, rows.total_steps)
-    made = {record.step for record in read_evaluations(journal)}
+    try:
+        made = {record.step for record in read_evaluations(journal)}
+    except CorruptError as error:
+        raise CorruptError(f"{error}. Move the file away to go on.") from error
     return Evaluations(asked, rows.total_steps, {s for s in made if s <= rows.start.step})

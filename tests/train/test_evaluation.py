@@ -167,8 +167,13 @@ def test_a_line_that_is_no_evaluation_is_named(dropped: tuple[Runs, Path]) -> No
     run = runs.train("damaged", after={2: stop}, ends=Stopped)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "eval_loss": 1.0}\n')
-    with pytest.raises(CorruptError, match=r"metrics\.jsonl:4: .*eval_perplexity is missing"):
+    with pytest.raises(
+        CorruptError,
+        match=r"metrics\.jsonl:4: .*eval_perplexity is missing\. Move the file away to go on",
+    ):
         runs.resume(run)
+    (run / "metrics.jsonl").rename(run / "metrics.away")
+    runs.resume(run)
 
 
 @pytest.mark.parametrize("packing", [False, True])
