@@ -103,8 +103,12 @@ def parse_config(text: str, path: Path, overrides: Sequence[str], folder: Path) 
     return LoadedConfig(config, path, explicit, notes, given, tuple(overrides))
 
 
-def check_paths(loaded: LoadedConfig) -> None:
+def check_paths(loaded: LoadedConfig, *, resumed: bool = False) -> None:
     """Check that everything the config reads from is there.
+
+    Args:
+        loaded: The config.
+        resumed: It is a checkpoint's, which nobody can edit.
 
     Raises:
         ConfigError: Names each missing path as it was written and as it was resolved.
@@ -116,8 +120,12 @@ def check_paths(loaded: LoadedConfig) -> None:
         if given.text != str(given.resolved):
             shown += f" (resolved to {given.resolved})"
         problem = _problem_of(given, shown, loaded.config.model.path, sources)
-        if problem is not None:
-            problems.append(f"{given.where}: {given.key}: {problem}")
+        if problem is None:
+            continue
+        if resumed and _is_rows(given) and not given.where.startswith("override "):
+            key = given.key.partition("[")[0]
+            problem += f". Say where the rows are now, as `{key}=...` on the command line"
+        problems.append(f"{given.where}: {given.key}: {problem}")
     if problems:
         raise ConfigError(problems)
 

@@ -20,7 +20,8 @@ def notes_on_other_rows(saved: DataFacts, now: DataFacts, step: int) -> list[str
     if not now.next_row:
         return []
     notes = []
-    if _files(saved) != _files(now):
+    # The same rows may lie in other files: whole, in two, or packed.
+    if _files(saved) != _files(now) and saved.rows_xxh3_128 != now.rows_xxh3_128:
         epoch, place = divmod(now.next_row, now.num_rows)
         taken = show_number(now.next_row, "row")
         were = "was" if now.next_row == 1 else "were"

@@ -64,6 +64,7 @@ CASES: Sequence[tuple[DataFacts, DataFacts, list[str]]] = [
             OTHER,
         ],
     ),
+    (facts("a"), facts("bc"), []),  # the same rows, in two files
     (facts(order=HELD), facts(order=HELD), []),
     (facts(), facts(order=HELD, num_rows=10), [TWICE, FLATTERED]),
     (facts(order=HELD), facts(order=HELD, seed=2), [TWICE, FLATTERED]),
