@@ -103,27 +103,49 @@ def parse_config(text: str, path: Path, overrides: Sequence[str], folder: Path) 
     return LoadedConfig(config, path, explicit, notes, given, tuple(overrides))
 
 
-def check_paths(loaded: LoadedConfig) -> None:
+def check_paths(loaded: LoadedConfig, *, resumed: bool = False) -> None:
     """Check that everything the config reads from is there.
+
+    Args:
+        loaded: The config.
+        resumed: It is a checkpoint's, which nobody can edit.
 
     Raises:
         ConfigError: Names each missing path as it was written and as it was resolved.
     """
     problems: list[str] = []
+    sources = [given for given in loaded.given if _is_rows(given)]
     for given in loaded.given:
         shown = f"`{given.text}`"
         if given.text != str(given.resolved):
             shown += f" (resolved to {given.resolved})"
-        problem = _problem_of(given, shown, loaded.config.model.path)
-        if problem is not None:
-            problems.append(f"{given.where}: {given.key}: {problem}")
+        problem = _problem_of(given, shown, loaded.config.model.path, sources)
+        if problem is None:
+            continue
+        if resumed and _is_rows(given) and not given.where.startswith("override "):
+            key = given.key.partition("[")[0]
+            problem += f". Say where the rows are now, as `{key}=...` on the command line"
+        problems.append(f"{given.where}: {given.key}: {problem}")
     if problems:
         raise ConfigError(problems)
 
 
-def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
-    """Why a path cannot be used for its key; None if it can, as far as looking at it tells."""
-    is_rows = given.key.startswith(("data.train", "data.eval"))
+def _is_rows(given: GivenPath) -> bool:
+    return given.key.startswith(("data.train", "data.eval"))
+
+
+def _problem_of(
+    given: GivenPath, shown: str, model: Path, sources: Sequence[GivenPath]
+) -> str | None:
+    """Why a path cannot be used for its key; None if it can, as far as looking at it tells.
+
+    Args:
+        given: The path.
+        shown: How it is named.
+        model: Of the model's folder.
+        sources: Where rows are read from.
+    """
+    is_rows = _is_rows(given)
     looked_at, _ = split_entry(given.resolved) if is_rows else (given.resolved, None)
     try:
         mode = looked_at.stat().st_mode
@@ -141,7 +163,9 @@ def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
     if given.key in ("train.output_dir", "data.cache_dir"):  # made where they are not there
         if is_folder is False:
             return f"{shown} is a file; name a folder"
-        return f"{shown} is the model's folder; name another" if given.resolved == model else None
+        if given.resolved == model:
+            return f"{shown} is the model's folder; name another"
+        return _read_as_rows(given.resolved, shown, sources)
     wants_folder = given.key == "model.path"
     if is_rows and (is_folder or (is_folder is None and is_hub_id(Path(given.text)))):
         return None  # all files below the folder; a hub is asked when rows are read
@@ -152,6 +176,20 @@ def _problem_of(given: GivenPath, shown: str, model: Path) -> str | None:
         return None
     kind, remedy = ("file", "the model's folder") if wants_folder else ("folder", "its files")
     return f"{shown} is a {kind}; name {remedy}"
+
+
+def _read_as_rows(path: Path, shown: str, sources: Sequence[GivenPath]) -> str | None:
+    """What is written there would be rows of a folder's, the next time at the latest."""
+    for source in sources:
+        if not path.is_relative_to(source.resolved):
+            continue
+        below = path.relative_to(source.resolved).parts
+        if not any(part.startswith(".") for part in below):  # which is not looked into
+            return (
+                f"{shown} lies in {source.resolved} of `{source.key.partition('[')[0]}`, where "
+                "every file is read as rows; name a folder outside of it"
+            )
+    return None
 
 
 def _remedy_of(text: str, wants_folder: bool) -> str:

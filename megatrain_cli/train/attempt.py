@@ -262,7 +262,8 @@ class Attempt:
             self._evaluate(run, done, None)
         tell_compared(self._engine, self._seconds, self._console.note)
         if self._seconds:
-            self._console.note(waited_for_data(self._waited, self._seconds))
+            completed = self._made.rows.start.step
+            self._console.note(waited_for_data(self._waited, self._seconds, completed))
         if left is not None or done < total:
             how = "in the middle of its update" if left is not None else f"of {total}"
             raise Stopped(

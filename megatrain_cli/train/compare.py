@@ -82,18 +82,19 @@ def measured_beside_planned(
     return lines_of(figures)
 
 
-def waited_for_data(waits: Sequence[float], step_seconds: Sequence[float]) -> str:
-    """One line on how long the steps were held up by their rows.
+def waited_for_data(waits: Sequence[float], step_seconds: Sequence[float], completed: int) -> str:
+    """One line on how long the steps of this process were held up by their rows.
 
     Args:
         waits: Seconds, of each step.
         step_seconds: The same steps, these waits included.
+        completed: Steps of the run before them.
     """
     total, longest = math.fsum(waits), max(waits)
     share = total / max(math.fsum(step_seconds), 1e-9)
     line = f"waited {total:.3g} s for data, {share:.1%} of all steps"
     if total:
-        line += f"; longest {longest:.3g} s, in step {waits.index(longest) + 1} of {len(waits)}"
+        line += f"; longest {longest:.3g} s, in step {completed + waits.index(longest) + 1}"
     return line
 
 

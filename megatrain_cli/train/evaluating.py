@@ -4,8 +4,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from megatrain_cli.config.schema import EvalSection
+from megatrain_cli.errors import CorruptError
 from megatrain_cli.report.journal import read_evaluations
+from megatrain_cli.report.records import EvalRecord
 from megatrain_cli.train.rows import TrainingRows
+from megatrain_cli.units import show_number
 
 
 class Evaluations:
@@ -44,5 +47,31 @@ def evaluations_of(asked: EvalSection, rows: TrainingRows, journal: Path) -> Eva
     """
     if rows.evaluation is None:
         return Evaluations(None, rows.total_steps)
-    made = {record.step for record in read_evaluations(journal)}
-    return Evaluations(asked, rows.total_steps, {s for s in made if s <= rows.start.step})
+    return Evaluations(asked, rows.total_steps, [one.step for one in _made(rows, journal)])
+
+
+def note_on_other_evaluation(rows: TrainingRows, journal: Path) -> str | None:
+    """What to say where a run was evaluated on something else before; None where it was not.
+
+    Raises:
+        CorruptError: A line of the journal is no record.
+        StorageError: The journal cannot be read.
+    """
+    made = [] if rows.evaluation is None else _made(rows, journal)
+    if rows.evaluation is None or not made:
+        return None
+    now, last = int(rows.evaluation.targets.sum()), made[-1]
+    if now == last.eval_tokens:
+        return None
+    return (
+        f"evaluated on are {show_number(now, 'token')}, and {last.eval_tokens} up to step "
+        f"{last.step}: `eval_loss` does not compare with what it was"
+    )
+
+
+def _made(rows: TrainingRows, journal: Path) -> list[EvalRecord]:
+    try:
+        found = read_evaluations(journal)
+    except CorruptError as error:
+        raise CorruptError(f"{error}. Move the file away to go on.") from error
+    return [record for record in found if record.step <= rows.start.step]

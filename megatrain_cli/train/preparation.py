@@ -26,6 +26,7 @@ from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.report.console import RunConsole
 from megatrain_cli.train.assemble import DTYPES, prepare
 from megatrain_cli.train.data_facts import check_data, data_facts
+from megatrain_cli.train.evaluating import note_on_other_evaluation
 from megatrain_cli.train.facts import check_dtypes, check_model, dtypes_of, model_facts
 from megatrain_cli.train.folder import RunFolder
 from megatrain_cli.train.joining import warned
@@ -37,6 +38,7 @@ from megatrain_cli.train.numerics import (
     not_bit_exact,
     numerics_of,
 )
+from megatrain_cli.train.other_rows import notes_on_other_rows
 from megatrain_cli.train.position import START, Position
 from megatrain_cli.train.resume import SAVED_CONFIG, Resumption
 from megatrain_cli.train.room import look_at_disk
@@ -110,6 +112,12 @@ def prepare_attempt(
     lineage: tuple[dict[str, JsonValue], ...] = ()
     if resumption is not None:
         lineage = _check_resumption(resumption, data, model, plan)
+        saved_rows, step = resumption.checkpoint.manifest.data, resumption.position.step
+        for note in notes_on_other_rows(saved_rows, data, step):
+            console.note(note)
+        evaluated = note_on_other_evaluation(rows, folder.metrics)
+        if evaluated is not None:
+            console.note(evaluated)
     with device_errors(config.train.micro_batch_size):
         plan, functions = warm_up(config, skeleton, plan, rows.longest, console, rows.facts)
     refuse_what_does_not_fit(plan)  # measured, it may need more than it seemed

@@ -247,7 +247,7 @@ def resumed_config(
         recorded=_set(wanted.config, {"train.output_dir": output_dir}),
         allowed=allowed,
         changes=recorded,
-        notes=(*edited, *own, *idle, *_about(changes, wanted.config), *template.notes),
+        notes=(*edited, *own, *idle, *_about(changes, wanted.config, step), *template.notes),
         extended=is_extended(changes),
     )
 
@@ -321,10 +321,11 @@ def _check_pending(config: TrainConfig, manifest: Manifest) -> None:
         )
 
 
-def _about(changes: Sequence[Change], config: TrainConfig) -> list[str]:
+def _about(changes: Sequence[Change], config: TrainConfig, step: int) -> list[str]:
     """Every change, and what it means where that is not plain."""
     notes = [change.text() for change in changes]
-    if is_extended(changes) and config.schedule.type != "constant":
+    follow = config.train.max_steps != step
+    if follow and is_extended(changes) and config.schedule.type != "constant":
         notes.append(
             f"the {config.schedule.type} schedule now ends with the run: the learning rate of the "
             "steps to come is not what it would have been"

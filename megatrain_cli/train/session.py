@@ -69,7 +69,7 @@ def resume(
                     console.note(f"{request.path}: {resumption.finished}")
                     return
                 loaded, recorded = resumption.config.loaded, resumption.config.recorded
-                check_paths(loaded)
+                check_paths(loaded, resumed=True)
                 if pageable:
                     loaded = _in_ordinary_memory(loaded)
                 Attempt(

@@ -103,6 +103,8 @@ def test_a_run_ends_with_the_comparison(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_run_says_how_long_it_was_held_up_by_its_rows() -> None:
-    assert waited_for_data([0, 0], [1, 2]) == "waited 0 s for data, 0.0% of all steps"
-    said = "waited 3 s for data, 30.0% of all steps; longest 2.5 s, in step 2 of 3"
-    assert waited_for_data([0.5, 2.5, 0], [3, 4, 3]) == said
+    assert waited_for_data([0, 0], [1, 2], 0) == "waited 0 s for data, 0.0% of all steps"
+    said = "waited 3 s for data, 30.0% of all steps; longest 2.5 s, in step 2"
+    assert waited_for_data([0.5, 2.5, 0], [3, 4, 3], 0) == said
+    resumed = "waited 3 s for data, 30.0% of all steps; longest 2.5 s, in step 12"
+    assert waited_for_data([0.5, 2.5, 0], [3, 4, 3], 10) == resumed

@@ -162,13 +162,33 @@ def test_evaluations_beyond_a_rewind_are_set_aside(dropped: tuple[Runs, Path]) -
     assert [record.step for record in read_evaluations(aside)] == [4, 5]
 
 
+def test_a_run_that_goes_on_with_other_rows_to_evaluate_on_says_so(tmp_path: Path) -> None:
+    write_eval(tmp_path)
+    config = make_workspace(tmp_path, data={"eval": "eval.jsonl"}, eval={"steps": 1})
+    runs = Runs(config)
+    run = runs.train("run", after={1: stop}, ends=Stopped)
+    assert "does not compare" not in runs.resume(run, after={2: stop}, ends=Stopped)
+    [before] = read_evaluations(run / "metrics.jsonl")  # the stop came before that of step 2
+    write_eval(tmp_path, 9)
+    said = runs.resume(run)
+    now = read_evaluations(run / "metrics.jsonl")[-1].eval_tokens
+    assert now > before.eval_tokens
+    tokens = f"evaluated on are {now} tokens, and {before.eval_tokens} up to step {before.step}"
+    assert f"{tokens}: `eval_loss` does not compare" in said
+
+
 def test_a_line_that_is_no_evaluation_is_named(dropped: tuple[Runs, Path]) -> None:
     runs, _ = dropped
     run = runs.train("damaged", after={2: stop}, ends=Stopped)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "eval_loss": 1.0}\n')
-    with pytest.raises(CorruptError, match=r"metrics\.jsonl:4: .*eval_perplexity is missing"):
+    with pytest.raises(
+        CorruptError,
+        match=r"metrics\.jsonl:4: .*eval_perplexity is missing\. Move the file away to go on",
+    ):
         runs.resume(run)
+    (run / "metrics.jsonl").rename(run / "metrics.away")
+    runs.resume(run)
 
 
 @pytest.mark.parametrize("packing", [False, True])

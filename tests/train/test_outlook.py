@@ -89,3 +89,15 @@ def test_a_path_that_cannot_be_used_is_said_by_its_key_as_in_a_new_run(tmp_path:
     for name, why in (("x" * 300, "File name too long"), ("gone.jsonl", "there is no file")):
         with pytest.raises(ConfigError, match=rf"data\.train: .*{why}"):
             resume_here(tmp_path, f"data.train={tmp_path / name}")
+
+
+def test_rows_that_are_gone_are_asked_for_on_the_command_line(tmp_path: Path) -> None:
+    """The file that names them is the checkpoint's."""
+    gone = str(tmp_path / "gone.jsonl")
+    make_run(tmp_path / "run", [3], {"data": {"train": gone}})
+    remedy = r"Say where the rows are now, as `data\.train=\.\.\.` on the command line"
+    with pytest.raises(ConfigError, match=rf"there is no file `{gone}`\. {remedy}"):
+        resume_here(tmp_path / "run")
+    with pytest.raises(ConfigError) as caught:
+        resume_here(tmp_path / "run", f"data.train={tmp_path / 'too.jsonl'}")
+    assert "Say where" not in str(caught.value)

@@ -181,9 +181,11 @@ def test_notes_on_idle_keys_are_of_those_set_now_alone(tmp_path: Path) -> None:
 def test_a_run_that_is_asked_for_no_more_than_it_has_is_not_called_finished(tmp_path: Path) -> None:
     """It was stopped on its way to 20."""
     make_run(tmp_path, [7])
-    said = finished(ResumeRequest(tmp_path, (), steps=7))
+    notes: list[str] = []
+    said = find_finished(ResumeRequest(tmp_path, (), steps=7), FS, notes.append, {})
     assert said is not None
     assert said.startswith("at step 7 already, and no more was asked for (`train.max_steps: 7`)")
+    assert not any("schedule" in note for note in notes)  # no step is left that it could change
     assert finished(ResumeRequest(tmp_path, ())) is None
 
 
