@@ -1,10 +1,25 @@
 """Bytes and counts as text. Numbers stay `int` and `float` everywhere else."""
 
+import math
+import re
 from collections.abc import Callable
 
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+
+_UNITS = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1 << 40,
+}  # fmt: skip
+
+
+def read_bytes(text: str) -> int | None:
+    """`5GB` -> 5,000,000,000; `512 MiB`; a bare number is bytes. None for what is no size."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
+    unit = _UNITS.get(found[2].upper()) if found else None
+    size = float(found[1]) * unit if found and unit else math.inf
+    return int(size) if size < math.inf else None
 
 
 def show_bytes(num_bytes: int) -> str:

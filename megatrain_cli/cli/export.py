@@ -1,7 +1,5 @@
 """`megatrain export`: a checkpoint's weights as a model folder for hubs and servers."""
 
-import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,31 +8,25 @@ import typer
 from megatrain_cli.cli.given import open_given
 from megatrain_cli.cli.options import count_threads
 from megatrain_cli.errors import CorruptError
-from megatrain_cli.units import show_number
+from megatrain_cli.units import read_bytes, show_number
 
 if TYPE_CHECKING:
     from megatrain_cli.checkpoint.folder import OpenCheckpoint
     from megatrain_cli.report.model_card import CardFacts
 
 _DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
-_UNITS = {
-    "": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
-}  # fmt: skip
 
 
 def parse_size(text: str) -> int:
-    """`5GB` -> 5,000,000,000; `512MiB`; a bare number is bytes.
+    """Bytes, see `read_bytes`.
 
     Raises:
         typer.BadParameter: It is no size, or none that could hold anything.
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
-    unit = _UNITS.get(found[2].upper()) if found else None
-    size = float(found[1]) * unit if found and unit else 0.0
-    if not 1 <= size < math.inf:
+    size = read_bytes(text)
+    if not size:
         raise typer.BadParameter(f"wanted a size such as 5GB or 512MiB, got `{text}`")
-    return int(size)
+    return size
 
 
 def export(

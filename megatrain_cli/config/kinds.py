@@ -1,7 +1,7 @@
 """The kinds of value a config key may hold, each with the words that say what is wanted.
 
-Strict throughout: `true` is not 1 and `"4"` is not 4. The one conversion is from a number written
-with an exponent (`2e5`) to the whole number it stands for.
+Strict throughout: `true` is not 1 and `"4"` is not 4. What is converted is a number written with an
+exponent (`2e5`), to the whole number it stands for, and a size with its unit (`2GiB`), to bytes.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
+
+from megatrain_cli.units import read_bytes
 
 MAX_INT = 2**63 - 1
 
@@ -22,6 +24,11 @@ class Wanted:
 
 def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _bytes(value: object) -> object:
+    size = read_bytes(value) if isinstance(value, str) else None
+    return _whole(value) if size is None else size
 
 
 def _items(value: object) -> object:
@@ -43,6 +50,12 @@ CountFrom0 = Annotated[
     BeforeValidator(_whole),
     Field(ge=0, le=MAX_INT),
     Wanted("a whole number of at least 0"),
+]
+Bytes = Annotated[
+    int,
+    BeforeValidator(_bytes),
+    Field(ge=0, le=MAX_INT),
+    Wanted("a whole number of at least 0, a size such as 512MiB"),
 ]
 # The most that one machine has; beyond, starting them takes longer than their work.
 Workers = Annotated[

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from megatrain_cli.config.kinds import (
     Betas,
+    Bytes,
     CacheDir,
     Columns,
     Count,
@@ -258,7 +259,7 @@ class CheckpointSection(Section):
     """Checkpoints of steps that are multiples of this are kept besides; null keeps none besides."""
     async_save: bool = True
     """Whether training goes on while a checkpoint is written."""
-    bounce_pool: CountFrom0 | Literal["auto"] = "auto"
+    bounce_pool: Bytes | Literal["auto"] = "auto"
     """Bytes of host RAM that layers not yet written are copied to, so that their updates need not
     wait; `auto` is two decoder layers if they fit beside everything else, otherwise 0."""
     include_gradients: bool = False

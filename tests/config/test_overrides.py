@@ -60,6 +60,14 @@ def test_a_deeper_key_replaces_a_word_or_extends_a_mapping(load: Load) -> None:
     assert activations == KeepLayers(keep_layers=3, offload=True)
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("500MB", 500 * 10**6), ("1.5 GiB", 3 << 29), ("2e5", 200_000), ("0", 0), ("auto", "auto")],
+)
+def test_a_size_may_have_its_unit(load: Load, text: str, size: int | str) -> None:
+    assert load("", f"checkpoint.bounce_pool={text}").config.checkpoint.bounce_pool == size
+
+
 def test_an_empty_value_is_null(load: Load) -> None:
     assert load("", "optimizer.max_grad_norm=").config.optimizer.max_grad_norm is None
 
@@ -79,6 +87,10 @@ def test_an_empty_value_is_null(load: Load) -> None:
         (
             "optimizer.threads=2000",
             "optimizer.threads: wanted a whole number from 1 to 1024 or `auto`, got 2000",
+        ),
+        (
+            "checkpoint.bounce_pool=2 pages",
+            "checkpoint.bounce_pool: wanted a whole number of at least 0, a size such as 512MiB",
         ),
         ("train.sed=1", "train.sed: unknown key. Did you mean `seed`?"),
         ("seed=1", "seed: not here; it belongs at `train.seed`"),

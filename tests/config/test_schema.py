@@ -100,7 +100,7 @@ BAD: dict[type[Section], dict[str, list[object]]] = {
         "save_steps": [0, -1, "auto"],
         "keep_last": [0, -1, None],  # CKP-06: nobody means that all are deleted
         "keep_every_steps": [0],
-        "bounce_pool": [-1, "2GiB", None, True],
+        "bounce_pool": [-1, "2 pages", "0.5GiBB", None, True],
         "include_gradients": ["yes", 1],
         "on_error": ["retry", None],
         "on_disk_full": ["ignore", True],
