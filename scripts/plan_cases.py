@@ -31,11 +31,15 @@ class Case:
 
 
 _FP32 = ("model.dtype=float32", "optimizer.master=fp32")
+_RECOMPUTE = "pipeline.activations=recompute"
+_OFFLOAD = "pipeline.activations={keep_layers: 0, offload: true}"
+_SHALLOW = Shape("30M", 768, 4, 2304, 12, 4, 8000, tied=True)
 _SMALL = Shape("50M", 512, 8, 1408, 8, 4, 32000, tied=False)
 _MIDDLE = Shape("150M", 768, 16, 2048, 12, 4, 32000, tied=True)
 _LARGE = Shape("500M", 1280, 20, 3456, 20, 4, 32000, tied=True)
 
 CPU_CASES: tuple[Case, ...] = (
+    Case("30M, 4 layers, FP32, recomputed", _SHALLOW, 2, 256, (*_FP32, _RECOMPUTE)),
     Case("50M, FP32", _SMALL, 2, 64, _FP32),
     Case("50M, FP32, 16 rows", _SMALL, 16, 64, _FP32),
     Case("50M, FP32, length 1024", _SMALL, 1, 1024, _FP32),
@@ -51,9 +55,10 @@ CPU_CASES: tuple[Case, ...] = (
         _MIDDLE,
         2,
         128,
-        (*_FP32, "pipeline.activations=recompute"),
+        (*_FP32, _RECOMPUTE),
         accumulation=2,
     ),
+    Case("150M, FP32, offloaded, length 512", _MIDDLE, 2, 512, (*_FP32, _OFFLOAD)),
     Case("150M, half kept", _MIDDLE, 2, 128, ("pipeline.activations={keep_layers: 8}",)),
     Case(
         "150M, eager updates",
@@ -79,7 +84,7 @@ def gpu_cases(shapes: Sequence[Shape]) -> tuple[Case, ...]:
             Case(f"{n}, 8 x 1024", shape, 8, 1024),
             Case(f"{n}, 32 x 1024", shape, 32, 1024),
             Case(f"{n}, 1 x 32768", shape, 1, 32768),
-            Case(f"{n}, recomputed", shape, 8, 1024, ("pipeline.activations=recompute",)),
+            Case(f"{n}, recomputed", shape, 8, 1024, (_RECOMPUTE,)),
             Case(f"{n}, half kept", shape, 8, 1024, (half,)),
             Case(f"{n}, bf16 masters", shape, 8, 1024, ("optimizer.master=bf16",)),
             Case(f"{n}, eager updates, 8 slabs", shape, 8, 1024, eager),

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from megatrain_cli.config.schema import CheckpointSection
 from megatrain_cli.model.layout import LayerLayout
 from megatrain_cli.model.spec import ModelSpec
-from megatrain_cli.plan.tiles import TileFormat, region_widths, tile_regions
+from megatrain_cli.plan.tiles import PAGE_BYTES, TileFormat, region_widths, tile_regions
 from megatrain_cli.units import MIB
 
 IO_CHUNK_BYTES = 16 * MIB
@@ -66,6 +66,35 @@ def pool_bytes(layouts: Iterable[LayerLayout], fmt: TileFormat) -> int:
 def most_pool_bytes(layouts: Iterable[LayerLayout], fmt: TileFormat) -> int:
     """Bytes of a bounce pool that has room for all of these layers: more would lie idle."""
     return sum(_copies(layouts, fmt))
+
+
+def buffered_bytes(layouts: Iterable[LayerLayout], fmt: TileFormat) -> int:
+    """What the threads that save pass through their buffers at once, at most a chunk each.
+
+    A file has no gaps, and is written from where a layer lies as long as whole pages of both are
+    one below the other: behind a run that is no whole number of pages, moments are copied.
+    """
+    widths = region_widths(fmt)
+    optim = [size for name, size in widths.items() if name not in ("weights", "gradient")]
+    found = []
+    for layout in layouts:
+        copied = max(_copied(layout, [widths["weights"]]), _copied(layout, optim))
+        found.append(min(copied, IO_CHUNK_BYTES))
+    return sum(sorted(found)[-IO_CHUNKS:])
+
+
+def _copied(layout: LayerLayout, widths: Iterable[int]) -> int:
+    """Of one file: bytes of the runs between gaps that lie elsewhere in their pages than there."""
+    starts = [0, *(end for _, end in layout.gaps)]
+    ends = [*(start for start, _ in layout.gaps), layout.numel]
+    at = copied = 0
+    for width in widths:
+        for start, end in zip(starts, ends, strict=True):
+            size = (end - start) * width
+            if (at - start * width) % PAGE_BYTES:
+                copied += size
+            at += size
+    return copied
 
 
 def _copies(layouts: Iterable[LayerLayout], fmt: TileFormat) -> list[int]:

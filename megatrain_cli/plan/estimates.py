@@ -120,7 +120,7 @@ def layer_at_work(sizes: Sizes) -> int:
     beside = 0
     for i in reversed(range(len(layers))):
         graph = graph_bytes(sizes, layers[i]) if i >= sizes.num_recomputed else 0
-        beside = max(beside, live - graph + _layer_peak(sizes, layers[i]) - kept)
+        beside = max(beside, live - graph + layer_peak(sizes, layers[i]) - kept)
         live -= graph * sizes.step_tokens // sizes.tokens
     return beside
 
@@ -130,7 +130,7 @@ def backward_factor(sizes: Sizes) -> float:
     return _COMPILED_BACKWARD if sizes.decisions.compiled else _BACKWARD
 
 
-def _layer_peak(sizes: Sizes, layer: LayerSpec) -> int:
+def layer_peak(sizes: Sizes, layer: LayerSpec) -> int:
     """Of a layer's forward and backward alone, its graph included."""
     if sizes.measured:
         return sizes.measured.layer_of(layer.kind, sizes.tokens)

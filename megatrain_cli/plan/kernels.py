@@ -1,9 +1,10 @@
 """Kernels that torch makes for each length of rows in BF16 on the CPU, and keeps.
 
-Measured a length at a time with torch 2.13, 2026-11-30, on two cores with AVX-512 BF16: 2 MiB for
-each shape of weights, from 64 x 64 to 32000 x 512, and 8.5 MiB for fused attention of rows from 64
-tokens on, whatever its heads and with 2 to 16 threads (5 with one; 10 to 14 for a few scattered
-lengths above 512, 6 to 8 for neighbours). FP32 and eager attention keep none.
+Measured with torch 2.13, 2026-12-01, on two cores with AVX-512 BF16: 2 MiB for each shape of
+weights, from 16 x 16 to 32000 x 768 (3.3 for 2304 x 768), and for fused attention of rows from 33
+tokens on 4.8 to 6.6 MiB on average, however many heads there are and however wide (8 to 128).
+Shorter rows are one block where others are blocks and a rest, and take half: 2.3 to 2.9. FP32 and
+eager attention keep none.
 
 Of the 2 MiB a third is the forward's: rows that are only evaluated kept 3.2 MiB a length of five
 shapes, attention hardly anything (2026-12-01, likewise). The head has kernels for each number of
@@ -21,7 +22,7 @@ _PRODUCT_BYTES, _PRIMITIVES = 2 * MIB, 3
 # What oneDNN keeps, unless ONEDNN_PRIMITIVE_CACHE_CAPACITY says otherwise.
 _MOST_PRIMITIVES = 1024
 # Attention works in blocks, whose sizes come again once some hundred lengths were seen.
-_ATTENTION_BYTES, _MOST_ATTENTION = int(8.5 * MIB), 300
+_ATTENTION_BYTES, _MOST_ATTENTION = int(6.5 * MIB), 300
 
 
 def product_shapes(spec: ModelSpec) -> set[tuple[int, ...]]:
@@ -44,7 +45,7 @@ def most_lengths(spec: ModelSpec) -> int:
 
 
 def kernel_bytes(spec: ModelSpec, rows: RowFacts, *, fused: bool) -> int:
-    """What all of them take: products x 2/3 MiB, and what attention sees x 8.5 MiB.
+    """What all of them take: products x 2/3 MiB, and what attention sees x 6.5 MiB.
 
     Args:
         spec: Of the model.

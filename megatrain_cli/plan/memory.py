@@ -11,7 +11,12 @@ the kernels that it keeps.
 
 from dataclasses import dataclass
 
-from megatrain_cli.plan.checkpoints import IO_CHUNK_BYTES, IO_CHUNKS, THREAD_BYTES
+from megatrain_cli.plan.checkpoints import (
+    IO_CHUNK_BYTES,
+    IO_CHUNKS,
+    THREAD_BYTES,
+    buffered_bytes,
+)
 from megatrain_cli.plan.estimates import (
     Sizes,
     backward_factor,
@@ -20,6 +25,7 @@ from megatrain_cli.plan.estimates import (
     kept_bytes,
     layer_at_work,
 )
+from megatrain_cli.plan.heap import small_blocks
 from megatrain_cli.plan.kernels import kernel_bytes
 from megatrain_cli.plan.tiles import PAGE_BYTES, slab_bytes, store_bytes
 from megatrain_cli.units import MIB, round_up, show_bytes, show_number
@@ -156,19 +162,25 @@ def gateway(sizes: Sizes) -> PlanLine:
 def bounce_pool(sizes: Sizes) -> PlanLine:
     """Layers that a save copies out of the way; two of the largest, or as much as was asked."""
     num_bytes = sizes.decisions.pool_bytes
-    return PlanLine("bounce pool", PAGEABLE, num_bytes, "copies of layers not yet saved")
+    return PlanLine("bounce pool", PAGEABLE, num_bytes, "at most: copies of layers not yet saved")
 
 
 def checkpoint_chunks(sizes: Sizes) -> PlanLine:
     """What saving takes a thread; there for every run, as each is saved at its end.
 
-    Ordinary memory that lies aligned goes to the disk from there, so that a thread only needs room
-    for itself; the chunk that it may need where layers are no whole number of blocks is not billed.
+    Ordinary memory that lies aligned goes to the disk from there. What does not passes through a
+    buffer of a thread's own, in room that layer and head had: no step is under way at a run's end.
     Page-locked memory the system may refuse: then all passes through an aligned buffer.
     """
-    each = THREAD_BYTES + (IO_CHUNK_BYTES if sizes.on_gpu else 0)
-    formula = f"{IO_CHUNKS} x {show_bytes(each)}"
-    return PlanLine("checkpoint chunks", PAGEABLE, IO_CHUNKS * each, formula)
+    if sizes.on_gpu:
+        each = THREAD_BYTES + IO_CHUNK_BYTES
+        formula = f"{IO_CHUNKS} x {show_bytes(each)}"
+        return PlanLine("checkpoint chunks", PAGEABLE, IO_CHUNKS * each, formula)
+    buffers = buffered_bytes(sizes.layouts, sizes.decisions.tile_format)
+    mapped = max(layer_at_work(sizes) - small_blocks(sizes), chunk_at_work(sizes))
+    beyond = max(0, buffers - mapped)
+    formula = f"{IO_CHUNKS} x {show_bytes(THREAD_BYTES)} + buffers, beyond a step's work"
+    return PlanLine("checkpoint chunks", PAGEABLE, IO_CHUNKS * THREAD_BYTES + beyond, formula)
 
 
 def offloaded_inputs(sizes: Sizes) -> PlanLine:
@@ -244,8 +256,9 @@ def working_set(sizes: Sizes) -> PlanLine:
 
 
 def head_chunk(sizes: Sizes) -> PlanLine:
-    """One chunk of the head at work, as far as it needs more than one layer does."""
-    num_bytes = max(0, chunk_at_work(sizes) - layer_at_work(sizes))
+    """One chunk of the head at work, as far as it needs more than one layer gives back."""
+    left = 0 if sizes.on_gpu else max(0, small_blocks(sizes) - kept_bytes(sizes))
+    num_bytes = max(0, chunk_at_work(sizes) - layer_at_work(sizes) + left)
     how = "measured" if sizes.measured else "logits + gradients"
     return PlanLine("head chunk", device_of(sizes), num_bytes, f"{how}, beyond a layer")
 
@@ -258,14 +271,14 @@ def cuda_context(sizes: Sizes) -> PlanLine:
 
 def allocator(sizes: Sizes) -> PlanLine:
     """What torch's caching allocator, or on the CPU glibc's heap, keeps and nobody uses."""
-    kept = kept_bytes(sizes)
+    kept, layers = kept_bytes(sizes), sizes.decisions.keep_layers
     if not sizes.on_gpu:
-        layers = sizes.decisions.keep_layers
-        holes = _HEAP_HOLES * layers * sizes.step_tokens * sizes.spec.hidden_size * sizes.width
-        formula = (
-            f"{_HEAP_FRAGMENTS:.0%} of kept activations + {_HEAP_HOLES * layers} hidden states"
-        )
-        num_bytes = int(_HEAP_FRAGMENTS * kept) + holes
+        hidden_states = _HEAP_HOLES * layers
+        formula = f"{_HEAP_FRAGMENTS:.0%} of kept activations + {hidden_states} hidden states"
+        holes = hidden_states * sizes.step_tokens * sizes.spec.hidden_size * sizes.width
+        num_bytes, again = int(_HEAP_FRAGMENTS * kept) + holes, small_blocks(sizes)
+        if again > num_bytes:
+            formula, num_bytes = "small blocks of a layer at work, once more", again
         return PlanLine("allocator slack", PAGEABLE, num_bytes, formula)
     formula, num_bytes = show_bytes(ALLOCATOR_BYTES), ALLOCATOR_BYTES
     if kept:

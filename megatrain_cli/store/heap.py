@@ -9,13 +9,11 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from megatrain_cli.plan.heap import BLOCK_BYTES
 from megatrain_cli.units import MIB
 
 # Of malloc.h: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX and glibc's default of that.
 _TRIM, _MMAP, _MMAP_MAX, _MAPPINGS = -1, -3, -4, 65536
-
-BLOCK_BYTES = 4 * MIB
-"""Blocks from this size on are mapped. Smaller ones come again many times in a step."""
 
 # Free bytes that the heap's end keeps: activations come and go at each step. And where blocks do
 # not come again.

@@ -6,12 +6,12 @@ A GPU does all of it in the shadow of its products.
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.pipeline.ops import Kind, Op
 from megatrain_cli.plan.cost import rows_of
+from megatrain_cli.plan.heap import BLOCK_BYTES
 from megatrain_cli.plan.kernels import most_lengths, product_shapes
 from megatrain_cli.plan.plan import RunPlan
 from megatrain_cli.plan.rates import CpuRates
 from megatrain_cli.plan.row_facts import RowFacts
 from megatrain_cli.plan.tiles import DTYPE_BYTES
-from megatrain_cli.store.heap import BLOCK_BYTES
 
 # FP32 blocks as large as the logits: themselves, their logarithms, and the gradients of both.
 _LOGIT_BLOCKS = 4

@@ -115,9 +115,10 @@ def test_more_layers_width_or_vocabulary_never_need_less(
         large = plan_for(more, machine, asked)
         # `keep` and offloading move a layer's bytes between places, so places are not compared.
         assert bytes_of(large, *STORE) >= bytes_of(small, *STORE)
-        # Wider layers have larger slabs, and the ends, cut to their size, fill fewer of them.
-        slabs = "gradient slabs"
-        assert total(large) - bytes_of(large, slabs) >= total(small) - bytes_of(small, slabs)
+        # Wider layers have larger slabs, and the ends, cut to their size, fill fewer of them. And
+        # of a run that is whole pages a save copies less than of a shorter one.
+        but = "gradient slabs", "checkpoint chunks"
+        assert total(large) - bytes_of(large, *but) >= total(small) - bytes_of(small, *but)
         assert large.decisions.slab_numel >= small.decisions.slab_numel
 
 

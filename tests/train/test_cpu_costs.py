@@ -6,8 +6,8 @@ import pytest
 
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.pipeline.ops import Kind
+from megatrain_cli.plan.heap import BLOCK_BYTES
 from megatrain_cli.plan.plan import RunPlan
-from megatrain_cli.store.heap import BLOCK_BYTES
 from megatrain_cli.train.assemble import schedule_of
 from megatrain_cli.train.cpu_costs import CpuCosts
 from megatrain_cli.train.forecast import forecast
