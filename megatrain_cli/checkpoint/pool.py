@@ -12,9 +12,11 @@ from megatrain_cli.units import round_up
 
 
 class BouncePool:
-    """One mapping that copies of tiles are cut from; its pages cost RAM once they are touched.
+    """One mapping that copies of tiles are cut from; all of it is in RAM from the start.
 
-    Copies are page-aligned as tiles are, so that they too can be written around the page cache.
+    Whether a save needs it is the disk's doing: so a run has the room when it begins, or ends then,
+    and no update waits for pages to be cleared. Copies are page-aligned as tiles are, so that they
+    too can be written around the page cache.
 
     Args:
         num_bytes: All that is ever taken; 0 is a pool without room.
@@ -27,7 +29,7 @@ class BouncePool:
         self.num_bytes = num_bytes // PAGE_BYTES * PAGE_BYTES
         self._memory: torch.Tensor | None = None
         if self.num_bytes:
-            self._memory = Arena(self.num_bytes).take(self.num_bytes)
+            self._memory = Arena(self.num_bytes).take(self.num_bytes).zero_()
         self._lock = threading.Lock()  # guards what is taken: updates take, the saver gives back
         self._taken: dict[int, int] = {}  # first byte -> bytes
 

@@ -162,7 +162,7 @@ def gateway(sizes: Sizes) -> PlanLine:
 def bounce_pool(sizes: Sizes) -> PlanLine:
     """Layers that a save copies out of the way; two of the largest, or as much as was asked."""
     num_bytes = sizes.decisions.pool_bytes
-    return PlanLine("bounce pool", PAGEABLE, num_bytes, "at most: copies of layers not yet saved")
+    return PlanLine("bounce pool", PAGEABLE, num_bytes, "copies of layers not yet saved")
 
 
 def checkpoint_chunks(sizes: Sizes) -> PlanLine:
