@@ -1,7 +1,7 @@
 """What to change where a run does not fit. Each way is planned, so what it frees is a fact."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatrain_cli.config.schema import KeepLayers, TrainConfig
 from megatrain_cli.units import show_bytes
@@ -13,10 +13,15 @@ _LEARNT = frozenset({"model.dtype", _MASTER, "optimizer.max_grad_norm", "data.ma
 
 @dataclass(frozen=True)
 class Way:
-    """Values to set, by dotted key, and what they cost besides."""
+    """Values to set, by dotted key, and what they cost besides.
+
+    Attributes:
+        further: The same way, taken further and further.
+    """
 
     changes: Mapping[str, object]
     price: str = ""
+    further: tuple["Way", ...] = ()
 
     def apply(self, config: TrainConfig) -> TrainConfig:
         """The config with these values."""
@@ -89,14 +94,20 @@ def device_ways(config: TrainConfig, length: int) -> list[Way]:
             of it would cut nothing.
     """
     rows, accumulation = config.train.micro_batch_size, config.train.gradient_accumulation_steps
-    fewer = rows // 2 if rows % 2 == 0 else 1
-    split = {
-        "train.micro_batch_size": fewer,
-        "train.gradient_accumulation_steps": accumulation * rows // fewer,
-    }
+    splits = [
+        Way(
+            {
+                "train.micro_batch_size": fewer,
+                "train.gradient_accumulation_steps": accumulation * rows // fewer,
+            },
+            "the updates stay the same",
+        )
+        for fewer in _halves(rows)
+        if rows % fewer == 0
+    ]
     offload = KeepLayers(keep_layers=0, offload=True)
     return [
-        Way(split, "the updates stay the same"),
+        *_in_steps(splits),
         _RECOMPUTE,
         Way({"pipeline.activations": offload}, "inputs wait in host RAM"),
         *_shorter(config, length),
@@ -114,7 +125,7 @@ _CUT = {"truncate": "longer rows are cut", "drop": "longer rows are left out"}
 def _shorter(config: TrainConfig, length: int) -> list[Way]:
     """Rows of half the length, unless a longer one is an error."""
     price = _CUT.get(config.data.overlong)
-    return [Way({"data.max_length": max(1, length // 2)}, price)] if price else []
+    return _in_steps([Way({"data.max_length": n}, price) for n in _halves(length) if price])
 
 
 def _fewer_rows(config: TrainConfig) -> list[Way]:
@@ -122,8 +133,18 @@ def _fewer_rows(config: TrainConfig) -> list[Way]:
     for key in ("train.gradient_accumulation_steps", "train.micro_batch_size"):
         asked = _get(config, key)
         if isinstance(asked, int) and asked > 1:
-            return [Way({key: asked // 2}, "fewer rows a step")]
+            return _in_steps([Way({key: n}, "fewer rows a step") for n in _halves(asked)])
     return []
+
+
+def _halves(number: int) -> list[int]:
+    """Half of it, a quarter, and so on, down to 1."""
+    return [number >> n for n in range(1, number.bit_length())]
+
+
+def _in_steps(ways: Sequence[Way]) -> list[Way]:
+    """The first as one way that the others take further; none of none."""
+    return [replace(ways[0], further=tuple(ways[1:]))] if ways else []
 
 
 def _fewer_buffers(config: TrainConfig) -> list[Way]:

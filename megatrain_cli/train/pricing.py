@@ -85,7 +85,8 @@ def price(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> tuple[Remed
     """The remedies of a run that does not fit, or hardly; those that cost the user least first.
 
     What changes nothing that is learnt comes before what does; of these the fewest more seconds,
-    then the most bytes. A run that hardly fits is given only what makes it fit with room: if no
+    then the most bytes. Rows and lengths are halved until the place is large enough, if they can
+    be. A run that hardly fits is given only what makes it fit with room: if no
     remedy does, the cheapest two that do together.
     """
     if plan.verdict == FITS:
@@ -98,20 +99,25 @@ def price(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> tuple[Remed
         return tuple(sorted(found, key=_cost))
     freeing: dict[str, Remedy] = {}
     host, _ = plan.places[HOST_RAM]
-    for place, (needed, limit) in plan.places.items():
-        if needed <= limit:
+    for place in plan.places:
+        if not _short(plan, place):
             continue
         on_host = place == HOST_RAM
         for way in of_host if on_host else of_device:
             if not way.is_new(config):
                 continue
-            remedy = trial.priced(way, trial.planned(way))
+            remedy = trial.priced(*trial.taken_as_far_as_needed(way, place))
             helps = remedy.host_freed > 0 if on_host else remedy.device_freed > 0
             if host <= plan.machine.host_bytes < host - remedy.host_freed:
                 continue  # the shortage would only move to the host
             if helps:
                 freeing[remedy.text] = remedy
     return tuple(sorted(freeing.values(), key=_cost))
+
+
+def _short(plan: RunPlan, place: str) -> bool:
+    needed, limit = plan.places[place]
+    return needed > limit
 
 
 def _giving_room(trial: "_Trial", ways: Sequence[Way]) -> list[Remedy]:
@@ -176,6 +182,13 @@ class _Trial:
         spec, layouts = self._skeleton.spec, self._skeleton.layouts
         asked, plan = way.apply(self.config), self.plan
         return make_plan(asked, spec, layouts, plan.machine, plan.known, advised=False)
+
+    def taken_as_far_as_needed(self, way: Way, place: str) -> tuple[Way, RunPlan]:
+        """The least of its steps after which the run fits, or that place does; else the first."""
+        tried = [(step, self.planned(step)) for step in (way, *way.further)]
+        fits = [step for step in tried if step[1].verdict != DOES_NOT_FIT]
+        large_enough = [step for step in tried if not _short(step[1], place)]
+        return [*fits, *large_enough, *tried][0]
 
     def priced(self, way: Way, then: RunPlan) -> Remedy:
         """What the way frees and costs; `then` is the plan with it."""

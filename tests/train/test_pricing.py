@@ -11,7 +11,7 @@ from megatrain_cli.plan import plan as module
 from megatrain_cli.plan.machine import MachineSpec
 from megatrain_cli.plan.plan import RunPlan, make_plan
 from megatrain_cli.plan.remedies import Way, device_ways, host_ways
-from megatrain_cli.plan.verdict import FITS, TIGHT
+from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT
 from megatrain_cli.train.forecast import forecast
 from megatrain_cli.train.pricing import lines_of, price, starving_slabs
 from megatrain_cli.units import GIB, show_bytes
@@ -237,6 +237,44 @@ def test_each_remedy_of_a_run_that_does_not_fit_makes_a_shortage_less(
         asked = remedy.way.apply(config)
         after = _short(make_plan(asked, skeleton.spec, skeleton.layouts, there, plan.known))
         assert any(after[place] < before[place] for place in before)
+
+
+@pytest.mark.parametrize("device_gib", [5, 8, 12])
+@pytest.mark.parametrize(("rows", "accumulation"), [(1, 97), (8, 64), (12, 1), (64, 1)])
+def test_rows_and_lengths_are_halved_until_the_run_fits_and_no_further(
+    device_gib: int, rows: int, accumulation: int
+) -> None:
+    """Half of what needs eight times the room would be no advice."""
+    train = {"micro_batch_size": rows, "gradient_accumulation_steps": accumulation}
+    asked: dict[str, dict[str, Any]] = {"train": train, "data": {"max_length": 4096}}
+    asked |= {"pipeline": {"activations": "recompute"}}
+    there = replace(h200(5e9), device_bytes=device_gib * GIB)
+    config, plan = planned(there, asked)
+    assert plan.shortfalls
+    named = {frozenset(r.way.changes): r for r in price(config, skeleton_of(SKELETON), plan)}
+    for first in device_ways(config, 4096):
+        remedy = named.get(frozenset(first.changes))
+        if remedy is None or not first.further:
+            continue
+        steps = [first, *first.further]
+        fits = [verdict_of(step.apply(config), there) != DOES_NOT_FIT for step in steps]
+        assert remedy.way.changes == steps[fits.index(True) if any(fits) else 0].changes
+
+
+def verdict_of(config: TrainConfig, there: MachineSpec) -> str:
+    skeleton = skeleton_of(SKELETON)
+    asked = TrainConfig.model_validate(config.model_dump())
+    return make_plan(asked, skeleton.spec, skeleton.layouts, there, advised=False).verdict
+
+
+def test_a_step_of_eight_times_the_rows_that_fit_is_told_so() -> None:
+    train = {"gradient_accumulation_steps": 1000}
+    config, plan = planned(replace(h200(5e9), device_bytes=24 * GIB), {"train": train})
+    lines = lines_of(plan, price(config, skeleton_of(SKELETON), plan))
+    start = "remedy: `train.gradient_accumulation_steps: "
+    (line,) = [one for one in lines if one.startswith(start)]
+    assert line.startswith(f"{start}125` frees ")
+    assert line.endswith("; then it fits")
 
 
 def test_a_shortage_is_not_moved_to_a_host_that_has_no_room_for_it() -> None:
