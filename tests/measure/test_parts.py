@@ -155,12 +155,15 @@ def test_both_pools_copy_until_told_to_stop_and_a_failure_is_not_hidden(
                 assert pool.acquire(timeout=60)
     assert threading.active_count() == before
 
+    fails = threading.Event()
+
     def failing(self: CopyPool, source: torch.Tensor, target: torch.Tensor) -> None:
+        fails.set()
         raise RuntimeError("as told")
 
     monkeypatch.setattr(CopyPool, "copy", failing)
     with pytest.raises(RuntimeError, match="as told"), busy_copies(1 << 16, 2):
-        pass
+        assert fails.wait(60)  # they may not have begun when the block ends
     assert threading.active_count() == before
 
 
