@@ -58,6 +58,7 @@ class Decisions:
         target_utilization: Share of the link's peak that copies of a pageable store must reach.
         deterministic: Kernels on the device must repeat bit for bit; those of a CPU do anyway.
         pool_bytes: Host memory for layers that a save copies out of the way of their updates.
+        saves_beside: Whether steps go on while a checkpoint is written.
     """
 
     dtype: ComputeDtype
@@ -83,6 +84,7 @@ class Decisions:
     target_utilization: float
     deterministic: bool
     pool_bytes: int
+    saves_beside: bool
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,8 @@ def decide(
     chunk = HEAD_CHUNK_BYTES // (4 * spec.vocab_size)
     threads = config.optimizer.threads
     fmt = TileFormat(config.model.dtype, config.optimizer.master, not eager)
-    pool = config.checkpoint.bounce_pool
-    pool = 0 if pool == "auto" or not config.checkpoint.async_save else pool
+    saves = config.checkpoint
+    pool = 0 if saves.bounce_pool == "auto" or not saves.async_save else saves.bounce_pool
     return Decisions(
         dtype=config.model.dtype,
         attention=attention_of(config),
@@ -201,6 +203,7 @@ def decide(
         target_utilization=config.pipeline.target_pcie_utilization,
         deterministic=machine.has_cuda and config.train.deterministic,
         pool_bytes=min(pool, most_pool_bytes(layouts, fmt)),
+        saves_beside=saves.async_save and saves.save_steps is not None,
     )
 
 

@@ -169,18 +169,20 @@ def checkpoint_chunks(sizes: Sizes) -> PlanLine:
     """What saving takes a thread; there for every run, as each is saved at its end.
 
     Ordinary memory that lies aligned goes to the disk from there. What does not passes through a
-    buffer of a thread's own, in room that layer and head had: no step is under way at a run's end.
-    Page-locked memory the system may refuse: then all passes through an aligned buffer.
+    buffer of a thread's own. No step is under way at a run's end: then it is in room that layer and
+    head had. Page-locked memory the system may refuse: then all passes through an aligned buffer.
     """
     if sizes.on_gpu:
         each = THREAD_BYTES + IO_CHUNK_BYTES
         formula = f"{IO_CHUNKS} x {show_bytes(each)}"
         return PlanLine("checkpoint chunks", PAGEABLE, IO_CHUNKS * each, formula)
     buffers = buffered_bytes(sizes.layouts, sizes.decisions.tile_format)
-    mapped = max(layer_at_work(sizes) - small_blocks(sizes), chunk_at_work(sizes))
-    beyond = max(0, buffers - mapped)
-    formula = f"{IO_CHUNKS} x {show_bytes(THREAD_BYTES)} + buffers, beyond a step's work"
-    return PlanLine("checkpoint chunks", PAGEABLE, IO_CHUNKS * THREAD_BYTES + beyond, formula)
+    formula = f"{IO_CHUNKS} x {show_bytes(THREAD_BYTES)} + buffers"
+    if not sizes.decisions.saves_beside:
+        mapped = max(layer_at_work(sizes) - small_blocks(sizes), chunk_at_work(sizes))
+        buffers = max(0, buffers - mapped)
+        formula += ", beyond a step's work"
+    return PlanLine("checkpoint chunks", PAGEABLE, IO_CHUNKS * THREAD_BYTES + buffers, formula)
 
 
 def offloaded_inputs(sizes: Sizes) -> PlanLine:
