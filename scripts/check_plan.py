@@ -37,15 +37,16 @@ OVER, UNDER, SECONDS = 0.05, 0.02, 0.15
 # Of the tokenizer, of bytes and an end of text; the model has more.
 _TOKENS = 257
 
-# Runs the program, and writes the GPU's peak down when it ends.
+# Runs the program, and writes its peaks down when it ends. What `wait4` tells of a process begins
+# with the peak of the one that started it.
 _CHILD = """
 import atexit, pathlib, sys
 where = sys.argv.pop()
 def note():
     if "torch" not in sys.modules:
         return
-    from megatrain_cli.probe.peaks import gpu_peak_bytes
-    pathlib.Path(where).write_text(str(gpu_peak_bytes()))
+    from megatrain_cli.probe.peaks import gpu_peak_bytes, host_peak_bytes
+    pathlib.Path(where).write_text(f"{host_peak_bytes()} {gpu_peak_bytes()}")
 atexit.register(note)
 from megatrain_cli.cli.app import main
 main()
@@ -123,24 +124,24 @@ def run_case(
     with tempfile.TemporaryDirectory(prefix="megatrain-check-") as name:
         folder = Path(name)
         words = [str(write_case(folder, case, device, steps)), *case.overrides]
-        planned = json.loads(_run(["plan", *words, "--json"], folder, environment).printed)
+        planned = json.loads(_run(["plan", *words, "--json"], folder, environment).stdout)
         run = folder / "run"
         if case.resumes:
             _run(["train", *words, "train.max_steps=1"], folder, environment)
             goes_on = ["resume", str(run), f"train.max_steps={steps}"]
-            ran = _run(goes_on, folder, environment, "device")
+            ran = _run(goes_on, folder, environment, "peaks")
         else:
-            ran = _run(["train", *words], folder, environment, "device")
+            ran = _run(["train", *words], folder, environment, "peaks")
         lines = (run / "metrics.jsonl").read_text().splitlines()
         took = [record["seconds"] for line in lines if "grad_norm" in (record := json.loads(line))]
         # The first step of a process warms up; a resumed one waits for what is loaded, too.
         timed = took[2:] if case.resumes else took[1:]
-        gpu = int((folder / "device").read_text())
+        host, gpu = map(int, (folder / "peaks").read_text().split())
     step, expected = statistics.median(timed), planned["step_seconds"] if seconds else None
     if expected is not None and case.saves:
         expected = None if gpu else expected + planned["stall_seconds"]
-    saves = [float(found) for found in re.findall(_SAVED, ran.said)]
-    good = _near(planned["host_peak_bytes"], ran.host_peak)
+    saves = [float(found) for found in re.findall(_SAVED, ran.stderr)]
+    good = _near(planned["host_peak_bytes"], host)
     if gpu:
         good = good and _near(planned["gpu_peak_bytes"], gpu)
     if expected is not None:
@@ -149,7 +150,7 @@ def run_case(
         case.name,
         case.shape.parameters,
         planned["host_peak_bytes"],
-        ran.host_peak,
+        host,
         planned["gpu_peak_bytes"],
         gpu,
         expected,
@@ -164,39 +165,21 @@ def _near(planned: int, measured: int) -> bool:
     return -UNDER <= planned / measured - 1 <= OVER
 
 
-@dataclass(frozen=True)
-class Ran:
-    """A process that has ended well.
-
-    Attributes:
-        printed, said: On stdout and on stderr.
-        host_peak: Its peak resident set in bytes.
-    """
-
-    printed: str
-    said: str
-    host_peak: int
-
-
 # How the program tells of a checkpoint; the group is its seconds.
 _SAVED = r"saved .*? in ([0-9.]+) s,"
 
 
 def _run(
     words: list[str], folder: Path, environment: dict[str, str], note: str | None = None
-) -> Ran:
-    where = folder / (note or "ignored")
-    command = [sys.executable, "-c", _CHILD, *words, str(where)]
-    with (folder / "out").open("w+") as out, (folder / "err").open("w+") as err:
-        child = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=err)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0)
-        err.seek(0)
-        printed, said = out.read(), err.read()
-    if child.returncode:
-        raise RuntimeError(f"{words[0]} failed: {said[-2000:]}")
-    return Ran(printed, said, usage.ru_maxrss * 1024)
+) -> subprocess.CompletedProcess[str]:
+    """The program, once it has ended well."""
+    command = [sys.executable, "-c", _CHILD, *words, str(folder / (note or "ignored"))]
+    ran = subprocess.run(
+        command, check=False, cwd=folder, env=environment, capture_output=True, text=True
+    )
+    if ran.returncode:
+        raise RuntimeError(f"{words[0]} failed: {ran.stderr[-2000:]}")
+    return ran
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -258,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         if args.seconds:
             ran = _run(["probe", "--device", args.device], Path(home), environment)
-            print(ran.printed, ran.said, sep="", file=sys.stderr, flush=True)
+            print(ran.stdout, ran.stderr, sep="", file=sys.stderr, flush=True)
         outcomes = []
         for case in cases:
             found = run_case(case, args.device, environment, steps=args.steps, seconds=args.seconds)

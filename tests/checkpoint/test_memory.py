@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-# In a process of its own: the peak of this one would hide it.
+# In a process of its own: the peak of this one would hide it. Its `ru_maxrss` would too, as that
+# begins with the peak of whoever started it.
 PEAK = """
-    import resource, sys
+    import sys
     from pathlib import Path
     from megatrain_cli.checkpoint.folder import open_checkpoint
     from megatrain_cli.checkpoint.fsio import FileSystem
     from megatrain_cli.checkpoint.load import LazyLoader
+    from megatrain_cli.probe.peaks import host_peak_bytes as peak
     from megatrain_cli.store.master import MasterStore
     from tests.checkpoint.tiles import SPLIT, layer, saver_of, snapshot_of
-
-    def peak():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     layouts = (layer("embed", weight=(16_000, 1024)), layer("head", weight=(3, 5)))
     store = MasterStore(layouts, SPLIT)

@@ -88,12 +88,13 @@ def test_a_source_that_does_not_fit_is_refused_by_name(
 
 # In a process of its own: the peak of this one would hide it.
 PEAK = """
-    import resource, sys
+    import sys
     from pathlib import Path
     import torch
     from megatrain_cli.model.layout import make_layout
     from megatrain_cli.model.spec import LayerSpec, ModelSpec, ParamSpec
     from megatrain_cli.plan.tiles import TileFormat
+    from megatrain_cli.probe.peaks import host_peak_bytes as peak
     from megatrain_cli.store.load import fill_store
     from megatrain_cli.store.master import MasterStore
     from megatrain_cli.store.source import SafetensorsSource
@@ -102,8 +103,6 @@ PEAK = """
         LayerSpec(f"layer-{i:05d}", "k", (ParamSpec(f"h.{i}.weight", (2048, 2048)),))
         for i in range(12)
     )
-    def peak():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     fmt = TileFormat("bfloat16", "fp32_split", keep_gradient=True)
     torch.zeros(8).view(torch.int32).add_(1)
     before = peak()
