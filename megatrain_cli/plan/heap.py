@@ -1,7 +1,7 @@
 """What small blocks leave in glibc's heap on the CPU: large ones are mappings and go back.
 
 A layer that is computed again takes small blocks and frees them, and the heap keeps the room while
-the head maps its logits, or a save its buffers. It needs about twice the room: torch asks for
+the head maps its logits, or a save its buffers. It needs up to twice the room: torch asks for
 aligned blocks, and a hole has no room for an aligned block of its own size. What two steps left
 there, and what the formula here says that a layer's small blocks need (torch 2.13, glibc 2.36,
 2026-12-01): 20 and 11 MiB with rows of 64 tokens, width 768 and FP32, 48 and 25 with 256, 66 and 42

@@ -3,8 +3,8 @@
 Measured with torch 2.13, 2026-12-01, on two cores with AVX-512 BF16: 2 MiB for each shape of
 weights, from 16 x 16 to 32000 x 768 (3.3 for 2304 x 768), and for fused attention of rows from 33
 tokens on 4.5 to 6.6 MiB on average, however many heads there are and however wide (8 to 128).
-Shorter rows are one block where others are blocks and a rest, and take half: 2.3 to 2.9. FP32 and
-eager attention keep none.
+Shorter rows are one block where others are blocks and a rest, and take half or less: 1.4 to 2.9.
+FP32 and eager attention keep none.
 
 Of the 2 MiB a third is the forward's: rows that are only evaluated kept 3.2 MiB a length of five
 shapes, attention hardly anything (2026-12-01, likewise). The head has kernels for each number of

@@ -169,8 +169,9 @@ def checkpoint_chunks(sizes: Sizes) -> PlanLine:
     """What saving takes a thread; there for every run, as each is saved at its end.
 
     Ordinary memory that lies aligned goes to the disk from there. What does not passes through a
-    buffer of a thread's own. No step is under way at a run's end: then it is in room that layer and
-    head had. Page-locked memory the system may refuse: then all passes through an aligned buffer.
+    buffer of a thread's own: beside steps it comes on top, and at a run's end, where no step is
+    under way, it is in room that layer and head had. Page-locked memory the system may refuse: then
+    all passes through an aligned buffer.
     """
     if sizes.on_gpu:
         each = THREAD_BYTES + IO_CHUNK_BYTES

@@ -15,11 +15,6 @@ def short_of_room(needed: int, limit: int) -> int:
     return max(0, needed + min(int(_SPARE_SHARE * limit), _SPARE_BYTES) - limit)
 
 
-def has_room(needed: int, limit: int) -> bool:
-    """Whether enough stays free."""
-    return not short_of_room(needed, limit)
-
-
 def show_places(num_bytes: Mapping[str, int]) -> str:
     """`1.00 GiB of host RAM and 512.0 MiB of GPU memory`."""
     return " and ".join(f"{show_bytes(n)} of {name}" for name, n in num_bytes.items())

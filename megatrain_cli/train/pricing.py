@@ -85,8 +85,8 @@ def price(config: TrainConfig, skeleton: Skeleton, plan: RunPlan) -> tuple[Remed
     """The remedies of a run that does not fit, or hardly; those that cost the user least first.
 
     What changes nothing that is learnt comes before what does; of these the fewest more seconds,
-    then the most bytes. Rows and lengths are halved until the place is large enough, if they can
-    be. A run that hardly fits is given only what makes it fit with room: if no
+    then the most bytes. Rows and lengths are halved until the run fits, or that place is large
+    enough, if they can be. A run that hardly fits is given only what makes it fit with room: if no
     remedy does, the cheapest two that do together.
     """
     if plan.verdict == FITS:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from megatrain_cli.model.spec import ModelSpec
 from megatrain_cli.plan.machine import MachineSpec
-from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, has_room, verdict_line
+from megatrain_cli.plan.verdict import DOES_NOT_FIT, FITS, TIGHT, short_of_room, verdict_line
 from megatrain_cli.units import GIB, show_bytes
 from tests.plan.small import CPU, GPU, Sections, machines, make_spec, plan_for, sections, specs
 
@@ -25,8 +25,8 @@ def test_room_is_five_percent_or_two_gib_whichever_is_less(
 ) -> None:
     limit = limit_gib * GIB
     spare = int(spare_gib * GIB)
-    assert has_room(limit - spare, limit)
-    assert not has_room(limit - spare + 1, limit)
+    assert not short_of_room(limit - spare, limit)
+    assert short_of_room(limit - spare + 1, limit)
 
 
 @given(
@@ -91,8 +91,8 @@ def test_a_tight_run_is_short_of_what_each_place_lacks(host_free: int, device_fr
     )
     for place, (needed, limit) in plan.places.items():
         short = plan.wanting.get(place, 0)
-        assert has_room(needed - short, limit)
-        assert not short or not has_room(needed - short + 1, limit)
+        assert not short_of_room(needed - short, limit)
+        assert not short or short_of_room(needed - short + 1, limit)
         assert (f"{show_bytes(short)} of {place}" in plan.verdict_line.partition(";")[2]) is (
             short > 0
         )
@@ -105,5 +105,5 @@ def test_what_auto_fills_up_is_not_tight() -> None:
     limit = 64 * GIB
     plan = plan_for(spec, replace(GPU, device_bytes=limit), asked)
     assert plan.decisions.keep_layers > 0
-    assert not has_room(plan.device_bytes, limit)
+    assert short_of_room(plan.device_bytes, limit)
     assert plan.verdict == FITS
